@@ -16,6 +16,10 @@ class SpecgenError(Exception):
     exit_code = 1
 
 
+class RunError(SpecgenError):
+    """The run itself failed: non-finite logits, out of memory, a cache that lost count. Exit code 1."""
+
+
 class UsageError(SpecgenError):
     """The command, the profile or the pair is wrong; nothing was run. Exit code 2."""
 
@@ -89,6 +93,7 @@ class Committed:
     origin: Origin
     log_prob: float
     entropy: float
+    support: int
     overlap: float | None
 
 

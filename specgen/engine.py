@@ -1,0 +1,51 @@
+"""How a model call is executed and timed on a device: eager, for now."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import torch
+
+
+def pick_device(name: str) -> torch.device:
+    """The device of that name; `auto` is CUDA where there is one, else MPS, else the CPU. Raises ValueError."""
+    if name == "auto":
+        if torch.cuda.is_available():
+            name = "cuda"
+        elif torch.backends.mps.is_available():
+            name = "mps"
+        else:
+            name = "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ValueError(f"unknown device {name!r}") from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"device {name!r} asked for, but torch sees no CUDA device")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ValueError(f"device {name!r} asked for, but torch sees {torch.cuda.device_count()} CUDA device(s)")
+    if device.type == "mps" and not torch.backends.mps.is_available():
+        raise ValueError(f"device {name!r} asked for, but torch sees no MPS device")
+    if device.type not in ("cpu", "cuda", "mps"):
+        raise ValueError(f"device {name!r} is not supported: use cpu, cuda, cuda:N, mps or auto")
+    return device
+
+
+def clock_for(device: torch.device) -> Callable[[], float]:
+    """Seconds, read after the device has finished what it was given: work queued on it is work not yet done."""
+    if device.type == "cuda":
+
+        def clock() -> float:
+            torch.cuda.synchronize(device)
+            return time.perf_counter()
+
+        return clock
+    if device.type == "mps":
+
+        def mps_clock() -> float:
+            torch.mps.synchronize()
+            return time.perf_counter()
+
+        return mps_clock
+    return time.perf_counter

@@ -1,0 +1,156 @@
+"""A causal language model with its cache: forward(new tokens), lengths, rollback(per row). Knows no profile."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from specgen.rounds import RunError, UsageError
+
+PREFILL_CHUNK = 512  # tokens a call: bounds the activations of a long prompt
+SCORE_CHUNK = 256  # rows a call: bounds the [rows, vocabulary] logits of a teacher-forced pass
+
+
+class LanguageModel(Protocol):
+    """What the loop needs of a model. `lengths[b]` tokens of row b are cached; `vocabulary` columns are returned."""
+
+    role: str
+    vocabulary: int
+
+    @property
+    def lengths(self) -> tuple[int, ...]: ...
+
+    def forward(self, tokens: Tensor, rows: int) -> Tensor:
+        """Appends tokens [B, n] to the cache; logits [B, rows, V] that follow each of the last `rows` of them."""
+        ...
+
+    def rollback(self, counts: Sequence[int]) -> None:
+        """Forgets the last counts[b] >= 0 cached tokens of row b. Called once a round, also with 0."""
+        ...
+
+    def reset(self) -> None:
+        """Forgets everything."""
+        ...
+
+    def score(self, tokens: Sequence[int], start: int) -> Iterator[tuple[int, Tensor]]:
+        """Teacher-forced logits without the cache: (i, [m, V]) in chunks, row 0 of a chunk predicting tokens[i]."""
+        ...
+
+
+class CausalLM:
+    """A transformers model for one row of text.
+
+    Raises UsageError where its cache cannot be rolled back, RunError where a call runs out of memory or the cache
+    does not hold what was fed (some releases swallow an unknown cache argument and cache nothing).
+    """
+
+    def __init__(self, model: Any, role: str, vocabulary: int | None = None) -> None:
+        self.model = model
+        self.role = role
+        self.device: torch.device = model.device
+        config = model.config.get_text_config()
+        self.vocabulary = vocabulary or int(config.vocab_size)
+        self.context: int | None = getattr(config, "max_position_embeddings", None)
+        self._embeddings = int(model.get_input_embeddings().weight.shape[0])
+        parameters = inspect.signature(model.forward).parameters
+        self._cache_argument = next((n for n in ("cache", "past_key_values") if n in parameters), None)
+        if self._cache_argument is None:
+            raise UsageError(f"the {role} ({type(model).__name__}) takes no key-value cache: specgen cannot run it")
+        self._keeps_logits = "logits_to_keep" in parameters
+        self._cache: Any = None
+        self.reset()
+
+    def _new_cache(self) -> Any:
+        from transformers import DynamicCache
+
+        cache = DynamicCache(config=self.model.config)
+        cache.activate_past_recording()  # sliding windows keep what a rollback may need again
+        if not cache.is_croppable:
+            raise UsageError(
+                f"the {self.role} ({type(self.model).__name__}) keeps a recurrent state that cannot be rolled back: "
+                "speculative generation needs a model whose cache can forget rejected tokens"
+            )
+        return cache
+
+    def reset(self) -> None:
+        self._cache = self._new_cache()
+        self._length = 0
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        return (self._length,)
+
+    def _call(self, tokens: Tensor, rows: int, cache: Any) -> Tensor:
+        """Logits [B, rows, V]. Ids that the model has no embedding for (another vocabulary's) are read as id 0."""
+        tokens = tokens.to(self.device)
+        if self._embeddings < self.vocabulary:
+            tokens = torch.where(tokens < self._embeddings, tokens, 0)
+        arguments: dict[str, Any] = {"input_ids": tokens, "use_cache": cache is not None}
+        if cache is not None:
+            arguments[str(self._cache_argument)] = cache
+        if self._keeps_logits:
+            arguments["logits_to_keep"] = rows
+        try:
+            logits = self.model(**arguments).logits[:, -rows:, : self.vocabulary]
+        except (torch.OutOfMemoryError, RuntimeError) as error:
+            if not isinstance(error, torch.OutOfMemoryError) and "allocate memory" not in str(error):
+                raise
+            raise RunError(
+                f"out of memory in a call of the {self.role} on {tokens.shape[-1]} tokens after "
+                f"{self._length} cached ones ({self.device}); try --dtype bfloat16, a shorter prompt, or a smaller --k"
+            ) from error
+        missing = self.vocabulary - logits.shape[-1]
+        if missing > 0:  # tokens that only the other side has: probability 0 here
+            logits = torch.nn.functional.pad(logits, (0, missing), value=torch.finfo(logits.dtype).min)
+        return logits
+
+    @torch.inference_mode()
+    def forward(self, tokens: Tensor, rows: int) -> Tensor:
+        logits = self._call(tokens, rows, self._cache)
+        self._length += tokens.shape[-1]
+        self._check_length()
+        return logits
+
+    def _check_length(self) -> None:
+        cached = int(self._cache.get_seq_length())
+        if cached != self._length:
+            raise RunError(
+                f"the {self.role}'s cache holds {cached} tokens where {self._length} were expected: "
+                "this release of transformers and this model do not agree on their cache"
+            )
+
+    def rollback(self, counts: Sequence[int]) -> None:
+        (count,) = counts
+        if not 0 <= count <= self._length:
+            raise ValueError(f"cannot roll back {count} of {self._length} cached tokens")
+        if self._length:
+            self._cache.crop(-count)  # also by 0: sliding windows are trimmed here
+        self._length -= count
+        self._check_length()
+
+    @torch.inference_mode()
+    def score(self, tokens: Sequence[int], start: int) -> Iterator[tuple[int, Tensor]]:
+        """As the protocol says: one call without a cache, or, for more rows than a chunk, a fresh cache that is
+        only ever appended to."""
+        if len(tokens) - start <= SCORE_CHUNK:
+            yield start, self._call(torch.tensor([tokens[:-1]]), len(tokens) - start, None)[0]
+            return
+        cache = self._new_cache()
+        for first in range(0, start - 1, PREFILL_CHUNK):
+            self._call(torch.tensor([tokens[first : min(first + PREFILL_CHUNK, start - 1)]]), 1, cache)
+            cache.crop(0)
+        for first in range(start, len(tokens), SCORE_CHUNK):
+            chunk = tokens[first - 1 : min(first + SCORE_CHUNK, len(tokens)) - 1]
+            yield first, self._call(torch.tensor([chunk]), len(chunk), cache)[0]
+            cache.crop(0)
+
+
+def prefill(model: LanguageModel, tokens: Sequence[int]) -> None:
+    """Caches tokens in chunks; their logits are not wanted."""
+    for first in range(0, len(tokens), PREFILL_CHUNK):
+        model.forward(torch.tensor([tokens[first : first + PREFILL_CHUNK]]), 1)
+        model.rollback([0])
