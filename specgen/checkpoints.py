@@ -17,7 +17,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -353,9 +353,9 @@ def _no_room(checkpoint: str, folder: Path, need: int | None = None) -> str:
 def _convert(checkpoint: str, file: Path, folder: Path, digest: str, quiet: bool) -> None:
     """Write `file` as a safetensors folder, whole or not at all: it takes its name when all is written.
 
-    Weights are kept in float32. A Q4_1 weight is scale · q + minimum, with two float16 numbers and q in 0 … 15:
-    up to 15 significant bits before the sum, so neither float16 (11) nor bfloat16 (8) holds it; nor would they
-    most other GGUF types.
+    Weights are kept in float32. A Q4_1 weight is scale · q + minimum, with two float16 numbers and q in
+    0 … 15: up to 15 significant bits before the sum, so neither float16 (11) nor bfloat16 (8) holds it; nor
+    would they most other GGUF types.
     """
     facts = _gguf_facts(checkpoint, file)
     if shutil.disk_usage(folder.parent).free < facts.float32_bytes:
@@ -366,7 +366,7 @@ def _convert(checkpoint: str, file: Path, folder: Path, digest: str, quiet: bool
             with explain(checkpoint):
                 warning = _write_tokenizer(file, partial, facts)
                 _write_weights(file, partial)
-            # In place of the library's, which writes defaults of generate() as if the checkpoint had set them.
+            # In place of the library's, which writes defaults as if the checkpoint had set them.
             (partial / "generation_config.json").write_text(json.dumps(facts.generation, indent=2) + "\n")
             stamp = {
                 "source": str(file),
@@ -418,7 +418,7 @@ def _write_tokenizer(file: Path, folder: Path, facts: _Facts) -> str | None:
     """Convert the tokenizer, with the split rule the file names.
 
     transformers (5.24) does not know "smollm" and falls back to GPT-2's rule, which takes the last of several
-    spaces to the digit behind them: "  3" becomes Ġ Ġ 3, where the model learned ĠĠ 3. Returns a warning where
+    spaces to the digit behind them: "  3" becomes Ġ Ġ 3, where the model learned ĠĠ 3. Returns a warning if
     the rule is not known here either.
     """
     from tokenizers import pre_tokenizers
@@ -547,7 +547,7 @@ def load_weights(
     """The causal language model, in evaluation mode and without gradients, from safetensors only.
 
     dtype: a torch dtype or "auto" (the checkpoint's own). device: ignored with a `device_map`, which places
-    layer by layer and needs accelerate. attention: transformers' name of the implementation, None for its choice.
+    layer by layer and needs accelerate. attention: transformers' name of the kind (None: its choice).
     Raises SpecgenError also where weights are missing: transformers would draw them at random and go on.
     """
     import torch
@@ -580,7 +580,7 @@ def load_weights(
             raise SpecgenError(
                 f"{located.checkpoint}: out of memory on {where}, while loading {size} of parameters "
                 f"({str(dtype).removeprefix('torch.')}).\n"
-                "Half the memory: --dtype bfloat16; elsewhere: --device cpu, or device_map: auto in the profile."
+                "Try --dtype bfloat16 (half of float32), --device cpu, or device_map: auto in the profile."
             ) from error
     return model.eval().requires_grad_(False)
 
@@ -844,7 +844,7 @@ def _size(count: int) -> str:
 
 def vocabulary(tokenizer: PreTrainedTokenizerBase, *, rows: int) -> Vocabulary:
     """The vocabulary of a target alone. rows: of its embeddings, which may be padded beyond the tokenizer."""
-    return _vocabulary(_token_map(tokenizer, rows), rows)
+    return _vocabulary(tokenizer, rows)
 
 
 def compare_tokenizers(
@@ -869,8 +869,10 @@ def compare_tokenizers(
             "A drafted id must mean the same token to both: choose a draft of the target's family."
         )
     ids_target, ids_draft = set(target.values()), set(draft.values())
-    return _vocabulary(
-        target, target_rows, tuple(sorted(ids_target - ids_draft)), tuple(sorted(ids_draft - ids_target))
+    return replace(
+        _vocabulary(target_tok, target_rows),
+        missing_in_draft=tuple(sorted(ids_target - ids_draft)),
+        missing_in_target=tuple(sorted(ids_draft - ids_target)),
     )
 
 
@@ -879,29 +881,23 @@ def _token_map(tokenizer: PreTrainedTokenizerBase, rows: int) -> dict[str, int]:
     return {token: i for token, i in tokenizer.get_vocab().items() if i < rows}
 
 
-def _vocabulary(
-    tokens: Mapping[str, int],
-    rows: int,
-    missing_in_draft: tuple[int, ...] = (),
-    missing_in_target: tuple[int, ...] = (),
-) -> Vocabulary:
-    ids = set(tokens.values())
+def _vocabulary(tokenizer: PreTrainedTokenizerBase, rows: int) -> Vocabulary:
+    ids = set(tokenizer.get_vocab().values())
     size = min(max(ids, default=-1) + 1, rows)
-    return Vocabulary(size, tuple(sorted(set(range(size)) - ids)), missing_in_draft, missing_in_target)
+    return Vocabulary(size, unused=tuple(sorted(set(range(size)) - ids)))
 
 
 def _contradictions(target: Mapping[str, int], draft: Mapping[str, int]) -> list[str]:
     """In words, by the target's id: tokens with two ids, and ids with two tokens."""
     if target == draft:
         return []
-    # A tokenizer may have two strings for one id; such an id only contradicts if the other side has neither.
     moved = [(i, token, draft[token]) for token, i in target.items() if draft.get(token, i) != i]
     draft_token = {i: token for token, i in draft.items()}
-    agreed = {i for token, i in target.items() if draft.get(token) == i}
+    # A tokenizer may spell one id in two ways, and the other side only in one of them: no contradiction.
     replaced = [
         (i, token, draft_token[i])
         for token, i in target.items()
-        if i in draft_token and i not in agreed and token not in draft and draft_token[i] not in target
+        if i in draft_token and token not in draft and draft_token[i] not in target
     ]
     found = [(i, f"{token!r} is {i} in the target, {other} in the draft") for i, token, other in moved]
     found += [(i, f"{i} is {token!r} in the target, {other!r} in the draft") for i, token, other in replaced]

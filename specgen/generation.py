@@ -1,0 +1,147 @@
+"""One prompt's generation: an iterable of rounds that keeps its text, its statistics and its check."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from specgen.audit import CheckResult, SelfCheck, drift_bound, not_applicable
+from specgen.bench import interleaved_medians
+from specgen.decoding import autoregressive, speculative, start
+from specgen.drafting import Drafter
+from specgen.models import LanguageModel
+from specgen.rounds import PROMISES, Finish, Mode, Round, Sampling
+from specgen.sampling import KeyedUniforms, Processors, Uniforms, prompt_digest
+from specgen.statistics import Statistics, summarise
+from specgen.text import TextStream
+from specgen.verification import RULES
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A target, perhaps a drafter, and how tokens are drawn: all that a generation needs besides its prompt."""
+
+    target: LanguageModel
+    drafter: Drafter | None
+    processors: Processors
+    sampling: Sampling
+    tokenizer: Any
+    dtype: torch.dtype
+    clock: Callable[[], float]
+
+
+class Generation:
+    """Iterate over it to generate: each step is a finished `Round`. May be left early.
+
+    >>> generation = session.generate("Hello")      # doctest: +SKIP
+    >>> for round in generation: print(generation.take(), end="")      # doctest: +SKIP
+    """
+
+    def __init__(self, pair: Pair, prompt: Sequence[int], *, plain: bool = False) -> None:
+        self.pair = pair
+        self.prompt = tuple(prompt)
+        self.drafter = None if plain else pair.drafter
+        self.uniforms: Uniforms = KeyedUniforms(pair.sampling.seed, prompt_digest(self.prompt))
+        self.rounds: list[Round] = []
+        self.prefill_s = 0.0
+        self._stream = TextStream(pair.tokenizer, pair.sampling.end_tokens, pair.sampling.stop)
+
+    def __iter__(self) -> Iterator[Round]:
+        pair, sampling = self.pair, self.pair.sampling
+        if self.rounds:
+            raise RuntimeError("this generation has been run; make a new one")
+        began = pair.clock()
+        start(pair.target, self.drafter, self.prompt)
+        self.prefill_s = pair.clock() - began
+        if self.drafter is None:
+            rounds = autoregressive(
+                pair.target, pair.processors, self.prompt, max_new_tokens=sampling.max_new_tokens,
+                uniforms=self.uniforms, ended=self._stream, clock=pair.clock,
+            )  # fmt: skip
+        else:
+            rounds = speculative(
+                pair.target, self.drafter, pair.processors, self.prompt, k=sampling.k,
+                max_new_tokens=sampling.max_new_tokens, uniforms=self.uniforms, ended=self._stream,
+                rule=RULES[sampling.mode], clock=pair.clock,
+            )  # fmt: skip
+        for finished in rounds:
+            self.rounds.append(finished)
+            yield finished
+
+    def run(self) -> Generation:
+        """Generates to the end."""
+        for _ in self:
+            pass
+        return self
+
+    @property
+    def plain(self) -> bool:
+        return self.drafter is None
+
+    @property
+    def promise(self) -> str:
+        """What the mode promises of the text; plain decoding is what the others are measured against."""
+        if self.plain:
+            return "plain decoding of the target, no draft"
+        return PROMISES[self.pair.sampling.mode]
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """Committed token ids, the end token among them."""
+        return tuple(t for r in self.rounds for t in r.tokens)
+
+    @property
+    def finish(self) -> Finish | None:
+        """None where it was interrupted."""
+        return self.rounds[-1].finish if self.rounds else None
+
+    @property
+    def text(self) -> str:
+        """The text of the committed tokens, without special tokens and without a stop string."""
+        stream = TextStream(self.pair.tokenizer, self.pair.sampling.end_tokens, self.pair.sampling.stop)
+        for token in self.tokens:
+            stream(token)
+        return stream.take(final=True)
+
+    def take(self, *, final: bool = False) -> str:
+        """The text that became certain since the last call (see `TextStream`)."""
+        return self._stream.take(final=final)
+
+    @property
+    def statistics(self) -> Statistics:
+        return summarise(self.rounds, drafting=not self.plain)
+
+    def check(self) -> CheckResult:
+        """The run's check of itself: one more, cache-free pass through target and draft."""
+        pair = self.pair
+        if pair.sampling.mode is Mode.GREEDY:
+            return not_applicable(Mode.GREEDY)
+        check = SelfCheck(drift_bound(pair.dtype, pair.sampling.temperature))
+        check.add(pair.target, self.drafter, pair.processors, self.prompt, self.rounds)
+        return check.result()
+
+    def probe_cost(self, repeats: int = 5) -> dict[str, float] | None:
+        """Seconds of a draft step and of a single-token target step at the end of this text, and their ratio c.
+
+        Measured now, outside the run; None without a draft. Leaves the caches as they were.
+        """
+        if self.drafter is None or not self.rounds:
+            return None
+        target, drafter, text = self.pair.target, self.drafter, [*self.prompt, *self.tokens]
+
+        def target_step() -> None:
+            cached = target.lengths[0]
+            target.forward(torch.tensor([text[cached:]]), 1)
+            target.rollback([target.lengths[0] - cached])
+
+        def draft_step() -> None:
+            drafter.propose(text, 1, len(self.rounds), self.uniforms)
+            drafter.rollback(max(0, drafter.cached - (len(text) - 1)))
+
+        medians = interleaved_medians(
+            {"target_s": target_step, "draft_s": draft_step}, self.pair.clock, repeats=repeats
+        )
+        return {**medians, "c": medians["draft_s"] / medians["target_s"]}

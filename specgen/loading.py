@@ -1,0 +1,200 @@
+"""Profile → a session: target, drafter, tokenizer and effective settings. Pairs are checked before weights load."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from specgen import checkpoints
+from specgen.checkpoints import Located, Vocabulary
+from specgen.drafting import Drafter, ModelDrafter, NgramDrafter
+from specgen.engine import clock_for, pick_device
+from specgen.generation import Generation, Pair
+from specgen.models import CausalLM
+from specgen.profiles import DEFAULT_PROFILE, CheckpointDraft, CheckpointSettings, NgramDraft, Profile
+from specgen.profiles import load_profile as read_profile
+from specgen.profiles import resolve_sampling
+from specgen.rounds import Sampling, UsageError
+from specgen.sampling import Processors
+
+
+@dataclass(frozen=True)
+class Session:
+    """A loaded pair. `notes` are things the user should know (rows masked, tokens one side lacks)."""
+
+    profile: Profile
+    pair: Pair
+    located: dict[str, Located]
+    context: int | None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def sampling(self) -> Sampling:
+        return self.pair.sampling
+
+    def encode(self, prompt: str) -> list[int]:
+        """Token ids of the prompt, through the chat template where the profile and the tokenizer say so.
+
+        Raises UsageError for an empty prompt, a missing template, or more than the context holds.
+        """
+        if not prompt.strip():
+            raise UsageError("the prompt is empty")
+        tokenizer, settings = self.pair.tokenizer, self.profile.prompt
+        has_template = bool(getattr(tokenizer, "chat_template", None))
+        if settings.template == "chat" and not has_template:
+            raise UsageError(f"{self.profile.target.checkpoint} has no chat template: use --raw")
+        if settings.template == "raw" or not has_template:
+            if settings.system is not None:
+                raise UsageError("--system needs a chat template: leave it out, or do without --raw")
+            tokens = tokenizer(prompt).input_ids
+        else:
+            messages = [{"role": "system", "content": settings.system}] if settings.system is not None else []
+            messages.append({"role": "user", "content": prompt})
+            tokens = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+        self._check_room(len(tokens))
+        return list(tokens)
+
+    def _check_room(self, prompt_tokens: int) -> None:
+        wanted = prompt_tokens + self.sampling.max_new_tokens
+        if self.context is not None and wanted > self.context:
+            raise UsageError(
+                f"the prompt has {prompt_tokens} tokens, and with --max-new-tokens {self.sampling.max_new_tokens} "
+                f"that makes {wanted}: more than the context of {self.context} tokens"
+            )
+
+    def generate(self, prompt: str | list[int], *, plain: bool = False) -> Generation:
+        """A generation to iterate over. plain: decode without the draft. A list is taken as token ids."""
+        tokens = self.encode(prompt) if isinstance(prompt, str) else prompt
+        if not plain and self.pair.drafter is None:
+            raise UsageError(f"profile {self.profile.name} has no draft: add one, or decode with --plain")
+        return Generation(self.pair, tokens, plain=plain)
+
+
+def load(profile: str | Profile = DEFAULT_PROFILE, *, plain: bool = False, **flags: Any) -> Session:
+    """Loads a profile's pair. Keyword arguments are flags by dotted key with `__` for the dot, or plain sampling
+    settings: `load("smollm2", k=2, temperature=0.8, target__dtype="float32")`. plain: leave the draft out.
+
+    Raises UsageError and SpecgenError, whose text says what to do.
+    """
+    if isinstance(profile, str):
+        profile = read_profile(profile, {_dotted(name): value for name, value in flags.items()})
+    elif flags:
+        raise TypeError("give settings together with a profile's name or path, not with a loaded profile")
+    return load_session(profile, plain=plain)
+
+
+def _dotted(name: str) -> str:
+    if name in ("device", "dtype"):
+        return name
+    return name.replace("__", ".") if "__" in name else f"decoding.{name}"
+
+
+def load_session(profile: Profile, *, plain: bool = False, quiet: bool = False) -> Session:
+    """As `load`, from a validated profile. quiet: no line about a conversion on stderr."""
+    settings, draft = profile.target, None if plain else profile.draft
+    device = _device(settings)
+    target_at = checkpoints.locate(settings.checkpoint, settings.revision, quiet=quiet)
+    tokenizer = _tokenizer(target_at, settings, quiet)
+    config = checkpoints.load_config(target_at, settings.trust_remote_code)
+    rows = int(config.get_text_config().vocab_size)
+    located, draft_at = {"target": target_at}, None
+    if isinstance(draft, CheckpointDraft):
+        draft_at = checkpoints.locate(draft.checkpoint, draft.revision, quiet=quiet)
+        located["draft"] = draft_at
+        draft_config = checkpoints.load_config(draft_at, draft.trust_remote_code)
+        vocabulary = checkpoints.compare_tokenizers(
+            tokenizer, _tokenizer(draft_at, draft, quiet),
+            target_rows=rows, draft_rows=int(draft_config.get_text_config().vocab_size),
+        )  # fmt: skip
+    else:
+        vocabulary = checkpoints.vocabulary(tokenizer, rows=rows)
+    sampling = _sampling(profile, target_at, config, tokenizer, vocabulary)
+    target = _model(target_at, settings, device, "target", vocabulary)
+    processors = _processors(sampling, vocabulary, target.device)
+    drafter: Drafter | None = None
+    contexts = [target.context]
+    if draft_at is not None:
+        assert isinstance(draft, CheckpointDraft)
+        draft_device = device if draft.device == "auto" else _device(draft)
+        model = _model(draft_at, draft, draft_device, "draft", vocabulary)
+        contexts.append(model.context)
+        drafter = ModelDrafter(model, _processors(sampling, vocabulary, model.device))
+    elif isinstance(draft, NgramDraft):
+        drafter = NgramDrafter(
+            vocabulary.size, max_ngram=draft.max_ngram, min_ngram=draft.min_ngram, device=target.device
+        )
+    known = [c for c in contexts if c is not None]
+    pair = Pair(target, drafter, processors, sampling, tokenizer, target.model.dtype, clock_for(device))
+    return Session(profile, pair, located, min(known) if known else None, _notes(rows, vocabulary))
+
+
+def _device(settings: CheckpointSettings) -> torch.device:
+    try:
+        return pick_device(settings.device)
+    except ValueError as error:
+        raise UsageError(f"{error}") from None
+
+
+def _tokenizer(at: Located, settings: CheckpointSettings, quiet: bool) -> Any:
+    if settings.tokenizer is not None:
+        at = checkpoints.locate(settings.tokenizer, quiet=quiet)
+    return checkpoints.load_tokenizer(at, settings.trust_remote_code)
+
+
+def _model(
+    at: Located, settings: CheckpointSettings, device: torch.device, role: str, vocabulary: Vocabulary
+) -> CausalLM:
+    model = checkpoints.load_weights(
+        at, dtype=settings.dtype, device=str(device), device_map=settings.device_map,
+        attention=settings.attention, trust_remote_code=settings.trust_remote_code,
+    )  # fmt: skip
+    return CausalLM(model, role, vocabulary.size)
+
+
+def _sampling(profile: Profile, at: Located, config: Any, tokenizer: Any, vocabulary: Vocabulary) -> Sampling:
+    generation_config: Mapping[str, Any] = checkpoints.generation_defaults(at)
+    decoding = profile.decoding
+    if decoding.end_tokens is not None:
+        ends = _token_ids(decoding.end_tokens, tokenizer, vocabulary, "end_tokens")
+    else:
+        ends = checkpoints.end_tokens(at, config, tokenizer)
+    ban = _token_ids(decoding.ban, tokenizer, vocabulary, "ban")
+    if len(set(ban)) >= vocabulary.size - len(vocabulary.unused):
+        raise UsageError("--ban leaves no token to draw")
+    return resolve_sampling(profile, generation_config, ban_ids=ban, end_tokens=ends)
+
+
+def _token_ids(refs: Any, tokenizer: Any, vocabulary: Vocabulary, key: str) -> tuple[int, ...]:
+    """Ids of token ids and strings. A string must be one token: by its text, or as the vocabulary spells it."""
+    ids = []
+    for ref in refs:
+        found = [ref] if isinstance(ref, int) else tokenizer.encode(ref, add_special_tokens=False)
+        if isinstance(ref, str) and ref.isascii() and ref.isdigit() and len(found) != 1:
+            found = [int(ref)]
+        if len(found) != 1:
+            raise UsageError(f"decoding.{key}: {ref!r} is {len(found)} tokens {found}: name single tokens, or their ids")
+        if not 0 <= found[0] < vocabulary.size:
+            raise UsageError(f"decoding.{key}: no token has the id {found[0]}; ids go from 0 to {vocabulary.size - 1}")
+        ids.append(found[0])
+    return tuple(ids)
+
+
+def _processors(sampling: Sampling, vocabulary: Vocabulary, device: torch.device) -> Processors:
+    """Ids that no text contains, or that only the draft has, are masked on both sides."""
+    masked = {i for i in (*vocabulary.unused, *vocabulary.missing_in_target) if i < vocabulary.size}
+    ban = tuple(sorted({*sampling.ban, *masked}))
+    return Processors.of(dataclasses.replace(sampling, ban=ban), device)
+
+
+def _notes(rows: int, vocabulary: Vocabulary) -> tuple[str, ...]:
+    notes = []
+    hidden = rows - vocabulary.size + len(vocabulary.unused)
+    if hidden > 0:
+        notes.append(f"{hidden} rows of the target's vocabulary belong to no token: masked on both sides")
+    if vocabulary.missing_in_draft:
+        notes.append(f"the draft lacks {len(vocabulary.missing_in_draft)} of the target's tokens: it never proposes them")
+    return tuple(notes)
