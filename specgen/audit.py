@@ -152,9 +152,7 @@ class SelfCheck:
     def _sum(self, name: str) -> ZSum:
         return self.z.setdefault(name, ZSum())
 
-    def _accumulate(
-        self, target: Tensor, draft: Tensor | None, token: int, origin: Origin, tested: bool
-    ) -> None:
+    def _accumulate(self, target: Tensor, draft: Tensor | None, token: int, origin: Origin, tested: bool) -> None:
         surprisal = -target.log()
         kind = "tested" if tested else "bonus" if origin is Origin.BONUS else "plain"
         self._sum("surprisal z, all").add(surprisal, target, token)

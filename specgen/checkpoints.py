@@ -188,9 +188,7 @@ def _snapshot(checkpoint: str, revision: str | None) -> Path | None:
     """The folder of a checkpoint in the Hugging Face cache, if its weights and tokenizer are there too."""
     from huggingface_hub import constants, try_to_load_from_cache
 
-    found = try_to_load_from_cache(
-        checkpoint, "config.json", cache_dir=constants.HF_HUB_CACHE, revision=revision
-    )
+    found = try_to_load_from_cache(checkpoint, "config.json", cache_dir=constants.HF_HUB_CACHE, revision=revision)
     if not isinstance(found, str):
         return None
     folder = Path(found).parent
@@ -482,9 +480,7 @@ def load_config(located: Located, trust_remote_code: bool = False) -> PreTrained
 
     with explain(located.checkpoint, located.folder):
         # False, never None: None makes transformers ask on the terminal, and wait.
-        return AutoConfig.from_pretrained(
-            located.path, trust_remote_code=bool(trust_remote_code), **located.pinned
-        )
+        return AutoConfig.from_pretrained(located.path, trust_remote_code=bool(trust_remote_code), **located.pinned)
 
 
 def load_tokenizer(located: Located, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
@@ -522,9 +518,7 @@ def generation_defaults(located: Located) -> dict[str, Any]:
     return {k: v for k, v in settings.items() if v is not None and k not in ours and not k.startswith("_")}
 
 
-def end_tokens(
-    located: Located, config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase
-) -> tuple[int, ...]:
+def end_tokens(located: Located, config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
     """The ids that end a text: by generation_config.json, else the configuration, else the tokenizer."""
     candidates = (
         generation_defaults(located).get("eos_token_id"),
@@ -732,8 +726,7 @@ def _hub_trouble(checkpoint: str, error: Exception) -> SpecgenError | None:
         )
     if raised(errors.RepositoryNotFoundError):
         return UsageError(
-            f"{checkpoint}: no such folder here, and no such checkpoint on the hub. "
-            "If it is private: hf auth login"
+            f"{checkpoint}: no such folder here, and no such checkpoint on the hub. If it is private: hf auth login"
         )
     if raised(errors.RevisionNotFoundError):
         return UsageError(f"{checkpoint}: the hub has no such revision of it.")

@@ -97,8 +97,15 @@ class NgramDrafter:
 
     kind = "ngram"
 
-    def __init__(self, vocabulary: int, *, max_ngram: int = 3, min_ngram: int = 1,
-                 dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu") -> None:
+    def __init__(
+        self,
+        vocabulary: int,
+        *,
+        max_ngram: int = 3,
+        min_ngram: int = 1,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+    ) -> None:
         self.vocabulary = vocabulary
         self.sizes = range(max_ngram, min_ngram - 1, -1)
         self.dtype = dtype
@@ -154,8 +161,13 @@ class NgramDrafter:
                 self._followers[gram].pop()
 
     def score(self, tokens: Sequence[int], start: int) -> Iterator[tuple[int, list[Tensor | None]]]:
-        fresh = NgramDrafter(self.vocabulary, max_ngram=self.sizes.start, min_ngram=self.sizes.stop + 1,
-                             dtype=self.dtype, device=self.device)
+        fresh = NgramDrafter(
+            self.vocabulary,
+            max_ngram=self.sizes.start,
+            min_ngram=self.sizes.stop + 1,
+            dtype=self.dtype,
+            device=self.device,
+        )
         fresh.start(tokens[: start + 1])
         for i in range(start, len(tokens)):
             token = fresh._lookup()

@@ -15,9 +15,15 @@ from specgen.drafting import Drafter, ModelDrafter, NgramDrafter
 from specgen.engine import clock_for, pick_device
 from specgen.generation import Generation, Pair
 from specgen.models import CausalLM
-from specgen.profiles import DEFAULT_PROFILE, CheckpointDraft, CheckpointSettings, NgramDraft, Profile
+from specgen.profiles import (
+    DEFAULT_PROFILE,
+    CheckpointDraft,
+    CheckpointSettings,
+    NgramDraft,
+    Profile,
+    resolve_sampling,
+)
 from specgen.profiles import load_profile as read_profile
-from specgen.profiles import resolve_sampling
 from specgen.rounds import Sampling, UsageError
 from specgen.sampling import Processors
 
@@ -176,9 +182,13 @@ def _token_ids(refs: Any, tokenizer: Any, vocabulary: Vocabulary, key: str) -> t
         if isinstance(ref, str) and ref.isascii() and ref.isdigit() and len(found) != 1:
             found = [int(ref)]
         if len(found) != 1:
-            raise UsageError(f"decoding.{key}: {ref!r} is {len(found)} tokens {found}: name single tokens, or their ids")
+            raise UsageError(
+                f"decoding.{key}: {ref!r} is {len(found)} tokens {found}: name single tokens, or their ids"
+            )
         if not 0 <= found[0] < vocabulary.size:
-            raise UsageError(f"decoding.{key}: no token has the id {found[0]}; ids go from 0 to {vocabulary.size - 1}")
+            raise UsageError(
+                f"decoding.{key}: no token has the id {found[0]}; ids go from 0 to {vocabulary.size - 1}"
+            )
         ids.append(found[0])
     return tuple(ids)
 
@@ -196,5 +206,7 @@ def _notes(rows: int, vocabulary: Vocabulary) -> tuple[str, ...]:
     if hidden > 0:
         notes.append(f"{hidden} rows of the target's vocabulary belong to no token: masked on both sides")
     if vocabulary.missing_in_draft:
-        notes.append(f"the draft lacks {len(vocabulary.missing_in_draft)} of the target's tokens: it never proposes them")
+        notes.append(
+            f"the draft lacks {len(vocabulary.missing_in_draft)} of the target's tokens: it never proposes them"
+        )
     return tuple(notes)

@@ -80,9 +80,7 @@ class CheckpointSettings(_Section):
     device_map: Text | dict[str, Count | Text] | None = Field(
         default=None, description="a word such as auto, or a mapping of module names to devices"
     )
-    attention: Text | None = Field(
-        default=None, description="the name of an attention implementation, such as sdpa"
-    )
+    attention: Text | None = Field(default=None, description="the name of an attention implementation, such as sdpa")
     trust_remote_code: bool = Field(default=False, description="true or false")
     tokenizer: Text | None = Field(default=None, description="a hub id or a folder")
 
@@ -115,19 +113,13 @@ class DecodingSettings(_Section):
 
     mode: Annotated[Mode, Field(strict=False)] | None = Field(default=None, description=" or ".join(Mode))
     k: Annotated[int, Field(ge=1, le=64)] | None = Field(default=None, description="an integer from 1 to 64")
-    max_new_tokens: Annotated[int, Field(ge=1)] | None = Field(
-        default=None, description="an integer of at least 1"
-    )
-    temperature: Annotated[Number, Field(ge=0)] | None = Field(
-        default=None, description="a finite number, 0 or more"
-    )
+    max_new_tokens: Annotated[int, Field(ge=1)] | None = Field(default=None, description="an integer of at least 1")
+    temperature: Annotated[Number, Field(ge=0)] | None = Field(default=None, description="a finite number, 0 or more")
     top_k: Count | None = Field(default=None, description="an integer, 0 (off) or more")
     top_p: Annotated[Number, Field(gt=0, le=1)] | None = Field(
         default=None, description="a number greater than 0 and at most 1"
     )
-    min_p: Annotated[Number, Field(ge=0, le=1)] | None = Field(
-        default=None, description="a number from 0 to 1"
-    )
+    min_p: Annotated[Number, Field(ge=0, le=1)] | None = Field(default=None, description="a number from 0 to 1")
     repetition_penalty: Annotated[Number, Field(gt=0)] | None = Field(
         default=None, description="a finite number greater than 0"
     )
@@ -162,9 +154,7 @@ class Profile(_Section):
     description: str = Field(default="", description="a string")
     tested: bool = Field(default=False, description="true or false")
     target: CheckpointSettings = Field(description="a mapping with at least a checkpoint")
-    draft: Draft | None = Field(
-        default=None, description="null, or a mapping with kind: checkpoint or kind: ngram"
-    )
+    draft: Draft | None = Field(default=None, description="null, or a mapping with kind: checkpoint or kind: ngram")
     decoding: DecodingSettings = Field(default_factory=DecodingSettings, description="a mapping")
     prompt: PromptSettings = Field(default_factory=PromptSettings, description="a mapping")
 
@@ -241,9 +231,7 @@ def _find(name: str) -> tuple[str, Path]:
         return name, builtins[name]
     if name and _is(Path.is_file, path):
         return name, path
-    raise UsageError(
-        f"no built-in profile {_show(name)}{_nearest(name)}; for a file give a path, such as ./my.yaml"
-    )
+    raise UsageError(f"no built-in profile {_show(name)}{_nearest(name)}; for a file give a path, such as ./my.yaml")
 
 
 def _is(kind: Callable[[Path], bool], path: Path) -> bool:
@@ -309,9 +297,7 @@ def _parse(text: str, source: str) -> dict[Any, Any]:
     except (yaml.YAMLError, ValueError) as error:  # ValueError: such as 2024-99-99, no date
         raise UsageError(f"profile {source}: bad YAML: {' '.join(str(error).split())}") from None
     if data is None:
-        raise UsageError(
-            f"profile {source}: the file is empty; `specgen profiles new` writes one to start from"
-        )
+        raise UsageError(f"profile {source}: the file is empty; `specgen profiles new` writes one to start from")
     if not isinstance(data, dict):
         kind = {"list": "a list", "str": "a string"}.get(type(data).__name__, "a single value")
         raise UsageError(
@@ -348,9 +334,7 @@ def _merge(data: Mapping[str, Any], flags: Mapping[str, Any]) -> tuple[dict[str,
         if merged.get(section) is None:
             merged[section] = {}
         if not name or not isinstance(merged[section], dict):
-            raise UsageError(
-                f"{flag_name(flag)}: no such setting; a flag sets SECTION.KEY, such as decoding.k"
-            )
+            raise UsageError(f"{flag_name(flag)}: no such setting; a flag sets SECTION.KEY, such as decoding.k")
         if name == "checkpoint" and merged[section].get(name) != flags[flag]:
             # These belong to the checkpoint that the file names; to trust its code is not to trust another's.
             for tied in ("revision", "tokenizer", "trust_remote_code"):
@@ -586,9 +570,7 @@ def resolve_sampling(
     decoding = profile.decoding
     config = {key: v for key, v in generation_config.items() if v is not None and decoding.generation_config}
     from_config = _from_config(config)
-    values: dict[str, Any] = {
-        f.name: getattr(Sampling(), f.name) for f in fields(Sampling) if f.name != "sources"
-    }
+    values: dict[str, Any] = {f.name: getattr(Sampling(), f.name) for f in fields(Sampling) if f.name != "sources"}
     sources = dict.fromkeys(values, "default")
     values |= from_config
     sources |= dict.fromkeys(from_config, "generation_config")

@@ -44,9 +44,7 @@ class TextStream:
     def _decode(self, tokens: Sequence[int]) -> str:
         if self._tokenizer is None:
             return "".join(f"{t} " for t in tokens)
-        return self._tokenizer.decode(
-            list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False
-        )
+        return self._tokenizer.decode(list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
     def _settle(self, *, final: bool = False) -> None:
         """Appends the text of the pending tokens once it is whole: the difference of two decodings, because a

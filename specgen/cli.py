@@ -1,0 +1,472 @@
+"""The command line: parse, call, print, exit code. Heavy imports stay inside the commands."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import traceback
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
+
+import typer
+
+from specgen.profiles import DEFAULT_PROFILE
+from specgen.rounds import Mode, SpecgenError, UsageError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from specgen.generation import Generation
+    from specgen.loading import Session
+
+EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED, EXIT_READER_GONE = 1, 2, 130, 141
+
+app = typer.Typer(
+    name="specgen",
+    help="Run and profile speculative generation: a cheap draft proposes, the target checks, the text stays the "
+    "target's. Start with: specgen run prompt.txt",
+    epilog="Exit codes: 0 done; 1 the run or a check failed; 2 bad usage, profile or pair; 130 interrupted; "
+    "141 the reader of stdout went away.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+profiles_app = typer.Typer(help="List, show, check and write profiles.", no_args_is_help=True)
+cache_app = typer.Typer(help="The converted checkpoints in the user's cache folder.", no_args_is_help=True)
+app.add_typer(profiles_app, name="profiles")
+app.add_typer(cache_app, name="cache")
+
+
+def main() -> None:
+    """The entry point."""
+    app()
+
+
+# ------------------------------------------------------------------------------------------------- plumbing
+
+
+@contextlib.contextmanager
+def guarded(debug: bool = False) -> Iterator[None]:
+    """Turns what can go wrong into one or two lines on stderr and the documented exit code."""
+    try:
+        yield
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Python flushes stdout at exit; with the reader gone that would print a traceback.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise typer.Exit(EXIT_READER_GONE) from None
+    except SpecgenError as error:
+        if debug:
+            traceback.print_exc()
+        print(f"specgen: {error}", file=sys.stderr)
+        raise typer.Exit(error.exit_code) from None
+    except KeyboardInterrupt:
+        print("specgen: interrupted", file=sys.stderr)
+        raise typer.Exit(EXIT_INTERRUPTED) from None
+    except (typer.Exit, typer.Abort):
+        raise
+    except Exception as error:
+        if debug:
+            raise
+        what = str(error).strip().splitlines()[0] if str(error).strip() else "no message"
+        print(f"specgen: {type(error).__name__}: {what} (--debug shows where)", file=sys.stderr)
+        raise typer.Exit(EXIT_FAILED) from None
+
+
+def stderr_console() -> Console:
+    from rich.console import Console
+
+    width = None if sys.stderr.isatty() or "COLUMNS" in os.environ else 110
+    return Console(stderr=True, width=width, highlight=False)
+
+
+@dataclass
+class Prompt:
+    """One thing to generate from. record: the fields of a .jsonl line, None for a text."""
+
+    name: str
+    text: str
+    record: dict[str, Any] | None = field(default=None)
+
+
+def read_prompts(inputs: list[str], prompt: str | None) -> list[Prompt]:
+    """The prompts that files, `-` and --prompt give. Raises UsageError for what cannot be read."""
+    if prompt is not None and inputs:
+        raise UsageError("give either files or --prompt, not both")
+    if prompt is not None:
+        return [_checked(Prompt("--prompt", prompt))]
+    found: list[Prompt] = []
+    if inputs.count("-") > 1:
+        raise UsageError("- (stdin) can be read only once")
+    for name in inputs:
+        text = _decoded(name, _bytes_of(name))
+        if name.endswith(".jsonl"):
+            found += _json_lines(name, text)
+        else:
+            found.append(_checked(Prompt(name, text)))
+    return found
+
+
+def _bytes_of(name: str) -> bytes:
+    if name == "-":
+        return sys.stdin.buffer.read()
+    try:
+        return Path(name).read_bytes()
+    except FileNotFoundError:
+        raise UsageError(f"{name}: no such file (a prompt itself goes behind --prompt)") from None
+    except IsADirectoryError:
+        raise UsageError(f"{name}: is a folder; give a text file") from None
+    except OSError as error:
+        raise UsageError(f"{name}: {error.strerror}") from None
+
+
+def _decoded(name: str, data: bytes) -> str:
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise UsageError(
+            f"{name}: not UTF-8 (byte {error.start}); convert it first, for example with iconv"
+        ) from None
+
+
+def _checked(prompt: Prompt) -> Prompt:
+    if not prompt.text.strip():
+        raise UsageError(f"{prompt.name}: the prompt is empty")
+    return prompt
+
+
+def _json_lines(name: str, text: str) -> list[Prompt]:
+    found = []
+    for number, line in enumerate(text.split("\n"), 1):
+        if not line.strip():
+            continue
+        where = f"{name}:{number}"
+        try:
+            record = json.loads(line)
+        except ValueError as error:
+            raise UsageError(f"{where}: not JSON: {error}") from None
+        if not isinstance(record, dict) or not isinstance(record.get("prompt"), str):
+            raise UsageError(f'{where}: needs an object with a text in "prompt"')
+        found.append(_checked(Prompt(where, record["prompt"], record)))
+    if not found:
+        raise UsageError(f"{name}: holds no prompt")
+    return found
+
+
+# ------------------------------------------------------------------------------------------------------ run
+
+
+@dataclass
+class Output:
+    """Where a run's results go, and which of them are wanted."""
+
+    json: bool
+    stream: bool
+    quiet: bool
+    check: bool
+    trace: TextIO | None
+    headings: bool
+    results: list[dict[str, Any]] = field(default_factory=list)
+    failed: bool = False
+
+    def text(self, piece: str) -> None:
+        """Model text goes out raw and flushed; bytes, so that neither a locale nor markup touches it."""
+        if piece:
+            sys.stdout.buffer.write(piece.encode("utf-8"))
+            sys.stdout.buffer.flush()
+
+
+def _number_of_rounds_line(generation: Generation, r: Any, name: str) -> str:
+    from specgen.report import plain_data
+
+    data = {"prompt": name, **plain_data(r), "other_s": r.other_s}
+    return json.dumps(data, ensure_ascii=False, allow_nan=False)
+
+
+def generate_one(session: Session, prompt: Prompt, output: Output, *, plain: bool, first: bool) -> None:
+    """Generates from one prompt, streams its text, then its tables. Interrupted, it still shows what there is."""
+    tokens = session.encode(prompt.text)
+    generation = session.generate(tokens, plain=plain)
+    as_text = not output.json and prompt.record is None
+    if as_text and output.headings:
+        output.text(f"{'' if first else chr(10)}==> {prompt.name} <==\n")
+    interrupted = False
+    written = ""
+    try:
+        for finished in generation:
+            if as_text and output.stream:
+                written += (piece := generation.take())
+                output.text(piece)
+            if output.trace is not None:
+                print(_number_of_rounds_line(generation, finished, prompt.name), file=output.trace, flush=True)
+    except KeyboardInterrupt:
+        interrupted = True
+    if as_text:
+        rest = generation.take(final=True)
+        output.text(rest)
+        if not (written + rest).endswith("\n"):
+            output.text("\n")
+    finish_one(generation, prompt, output, interrupted=interrupted)
+    if interrupted:
+        raise KeyboardInterrupt
+
+
+def finish_one(generation: Generation, prompt: Prompt, output: Output, *, interrupted: bool) -> None:
+    """After the text: the run's check of itself, the probe of c, the tables or the JSON."""
+    from specgen import report
+
+    wanted = output.check and not interrupted and bool(generation.rounds)
+    check = generation.check() if wanted else None
+    cost = None
+    if not interrupted and (output.json or not output.quiet) and prompt.record is None:
+        cost = generation.probe_cost()
+    output.failed |= check is not None and not check.passed
+    if check is not None and not check.passed:
+        print(f"specgen: {prompt.name}: the run's check of itself {check.verdict}", file=sys.stderr)
+    if output.json:
+        output.results.append(
+            report.result_json(generation, check, cost, prompt=prompt.text, name=prompt.name, interrupted=interrupted)
+        )
+    elif prompt.record is not None:
+        line = report.line_json(generation, record=prompt.record)
+        output.text(json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n")
+    elif not output.quiet and generation.rounds:
+        print_tables(generation, check, cost, interrupted=interrupted)
+
+
+def print_tables(generation: Generation, check: Any, cost: Any, *, interrupted: bool) -> None:
+    from specgen import report
+
+    console = stderr_console()
+    statistics = generation.statistics
+    console.print()
+    if not generation.plain:
+        console.print(report.rounds_table(generation.rounds))
+        console.print(report.positions_table(statistics))
+    console.print(report.latency_table(statistics, generation.prefill_s))
+    console.print(report.summary(generation, check, cost, interrupted=interrupted))
+
+
+def load_quietly(profile: Any, *, plain: bool, quiet: bool) -> Session:
+    """Loads the pair, with a spinner where stderr is a terminal."""
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    spinning = console.status("loading…") if console.is_terminal and not quiet else contextlib.nullcontext()
+    with spinning:
+        import transformers
+
+        from specgen.loading import load_session
+
+        transformers.logging.set_verbosity_error()
+        transformers.utils.logging.disable_progress_bar()
+        session = load_session(profile, plain=plain, quiet=quiet)
+    for note in () if quiet else session.notes:
+        print(f"specgen: note: {note}", file=sys.stderr)
+    return session
+
+
+@app.command(
+    epilog="Examples:\n\n specgen run prompt.txt\n\n echo 'Why is the sky blue?' | specgen run - --mode greedy --k 8\n\n"
+    " specgen run --prompt 'Say hi' --json | python -m json.tool\n\n specgen run questions.jsonl > answers.jsonl",
+)
+def run(
+    ctx: typer.Context,
+    inputs: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[FILE]...",
+            help="Prompt files; - is stdin; .jsonl gives JSON lines out.",
+            show_default=False,
+        ),
+    ] = None,
+    prompt: Annotated[str | None, typer.Option(help="The prompt itself.")] = None,
+    profile: Annotated[str, typer.Option(help="A built-in profile's name, or a YAML file.")] = DEFAULT_PROFILE,
+    mode: Annotated[Mode | None, typer.Option(help="exact: the target's distribution. greedy: its argmax.")] = None,
+    k: Annotated[int | None, typer.Option(help="Tokens drafted in a round.", show_default="4")] = None,
+    max_new_tokens: Annotated[int | None, typer.Option(help="Never more than this.", show_default="128")] = None,
+    temperature: Annotated[
+        float | None, typer.Option(help="0 is greedy.", show_default="the checkpoint's, else 1")
+    ] = None,
+    top_k: Annotated[int | None, typer.Option(help="Keep the k most probable tokens; 0: all.")] = None,
+    top_p: Annotated[float | None, typer.Option(help="Keep the smallest set with this probability.")] = None,
+    min_p: Annotated[float | None, typer.Option(help="Drop what is less probable than this times the best.")] = None,
+    repetition_penalty: Annotated[float | None, typer.Option(help="Of tokens already in the text; 1: none.")] = None,
+    ban: Annotated[list[str] | None, typer.Option(help="Never draw this token (id or string). Repeatable.")] = None,
+    stop: Annotated[list[str] | None, typer.Option(help="End before this string. Repeatable.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Same seed, same text.", show_default="0")] = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="auto, float64, float32, bfloat16 or float16.")] = None,
+    chat: Annotated[
+        bool | None, typer.Option("--chat/--raw", help="Use the chat template, or the bare text.")
+    ] = None,
+    system: Annotated[str | None, typer.Option(help="The chat's system message.")] = None,
+    plain: Annotated[bool, typer.Option("--plain", help="Decode without the draft.")] = False,
+    check: Annotated[
+        bool, typer.Option("--check/--no-check", help="The run's check of itself; costs a prefill.")
+    ] = True,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="One JSON document on stdout instead of text and tables.")
+    ] = False,
+    trace: Annotated[Path | None, typer.Option(help="Write a JSON line a round to this file.")] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No tables, notes or progress.")] = False,
+    stream: Annotated[bool, typer.Option("--stream/--no-stream", help="Print text as it is committed.")] = True,
+    debug: Annotated[bool, typer.Option("--debug", help="Tracebacks for errors.")] = False,
+) -> None:
+    """Generate speculatively: text on stdout, tables of rounds, acceptance and latency on stderr."""
+    if not inputs and prompt is None:
+        print(ctx.get_help(), file=sys.stderr)
+        print("\nspecgen: no prompt: give a file, - for stdin, or --prompt TEXT", file=sys.stderr)
+        raise typer.Exit(EXIT_USAGE)
+    with guarded(debug):
+        from specgen.profiles import load_profile
+
+        prompts = read_prompts(inputs or [], prompt)
+        flags = {
+            "decoding.mode": mode, "decoding.k": k, "decoding.max_new_tokens": max_new_tokens,
+            "decoding.temperature": temperature, "decoding.top_k": top_k, "decoding.top_p": top_p,
+            "decoding.min_p": min_p, "decoding.repetition_penalty": repetition_penalty,
+            "decoding.ban": [int(b) if b.isascii() and b.isdigit() else b for b in ban or []],
+            "decoding.stop": stop, "decoding.seed": seed,
+            "prompt.template": None if chat is None else "chat" if chat else "raw", "prompt.system": system,
+            "device": device, "dtype": dtype,
+        }  # fmt: skip
+        settings = load_profile(profile, flags)
+        with contextlib.ExitStack() as stack:
+            trace_file = stack.enter_context(_opened(trace)) if trace is not None else None
+            session = load_quietly(settings, plain=plain, quiet=quiet)
+            for p in prompts:
+                session.encode(p.text)  # a prompt that is too long shows before the first is generated
+            headings = len(prompts) > 1
+            output = Output(as_json, stream, quiet, check, trace_file, headings)
+            try:
+                for i, p in enumerate(prompts):
+                    generate_one(session, p, output, plain=plain, first=i == 0)
+            finally:
+                if as_json and output.results:
+                    output.text(json.dumps(_document(session, output), ensure_ascii=False, allow_nan=False) + "\n")
+        if output.failed:
+            raise typer.Exit(EXIT_FAILED)
+
+
+def _opened(path: Path) -> TextIO:
+    try:
+        return path.open("w", encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"--trace {path}: {error.strerror}") from None
+
+
+def _document(session: Session, output: Output) -> dict[str, Any]:
+    from specgen.environment import describe
+    from specgen.profiles import merged_settings
+    from specgen.report import SCHEMA_VERSION, plain_data
+
+    pair = session.pair
+    target: Any = pair.target
+    return plain_data(
+        {
+            "schema_version": SCHEMA_VERSION,
+            "kind": "run",
+            "profile": merged_settings(session.profile),
+            "sampling": pair.sampling,
+            "checkpoints": session.located,
+            "dtype": str(pair.dtype).removeprefix("torch."),
+            "device": str(target.device),
+            "environment": describe(),
+            "results": output.results,
+        }
+    )
+
+
+# --------------------------------------------------------------------------------------------- small commands
+
+
+@app.callback(invoke_without_command=True)
+def _root(
+    version: Annotated[bool, typer.Option("--version", help="Print the version.", is_eager=True)] = False,
+) -> None:
+    if version:
+        from specgen.environment import version as installed
+
+        print(installed())
+        raise typer.Exit()
+
+
+@profiles_app.command("list")
+def profiles_list() -> None:
+    """The built-in profiles; those marked * are run by tests."""
+    with guarded():
+        from specgen.profiles import builtin_profiles, load_profile
+
+        for name in builtin_profiles():
+            profile = load_profile(name)
+            print(f"{name:<16} {'*' if profile.tested else ' '} {profile.description}")
+
+
+@profiles_app.command("show")
+def profiles_show(name: Annotated[str, typer.Argument(help="A built-in name or a YAML file.")]) -> None:
+    """A profile's settings merged with the defaults, as YAML."""
+    with guarded():
+        import yaml
+
+        from specgen.profiles import load_profile, merged_settings
+
+        settings = merged_settings(load_profile(name))
+        print(yaml.safe_dump(settings, sort_keys=False, allow_unicode=True), end="")
+
+
+@profiles_app.command("check")
+def profiles_check(path: Annotated[str, typer.Argument(help="A YAML file or a built-in name.")]) -> None:
+    """Validate a profile without loading weights."""
+    with guarded():
+        from specgen.profiles import load_profile
+
+        profile = load_profile(path)
+        draft = profile.draft.kind if profile.draft is not None else "none"
+        print(f"{path}: ok (target {profile.target.checkpoint}, draft {draft})")
+
+
+@profiles_app.command("new")
+def profiles_new(
+    path: Annotated[Path | None, typer.Argument(help="Where to write it; stdout without.")] = None,
+) -> None:
+    """Write a commented profile to start from; never over an existing file."""
+    with guarded():
+        from specgen.profiles import new_profile_text
+
+        if path is None:
+            print(new_profile_text(), end="")
+            return
+        try:
+            with path.open("x", encoding="utf-8") as file:
+                file.write(new_profile_text())
+        except FileExistsError:
+            raise UsageError(f"{path}: exists already; name another file") from None
+        except OSError as error:
+            raise UsageError(f"{path}: {error.strerror}") from None
+        print(f"wrote {path}; next: specgen profiles check {path}", file=sys.stderr)
+
+
+@cache_app.command("list")
+def cache_list() -> None:
+    """The converted checkpoints, their sizes and the folder."""
+    with guarded():
+        from specgen.checkpoints import cache_entries, cache_folder
+
+        entries = cache_entries()
+        for entry in entries:
+            print(f"{entry.name}  {entry.bytes / 1e6:.0f} MB  {entry.when}  from {entry.source}")
+        print(f"{len(entries)} in {cache_folder()}", file=sys.stderr)
+
+
+@cache_app.command("clear")
+def cache_clear(name: Annotated[str | None, typer.Argument(help="One entry; all without.")] = None) -> None:
+    """Remove converted checkpoints; they are converted again when needed."""
+    with guarded():
+        from specgen.checkpoints import clear_cache
+
+        print(f"freed {clear_cache(name) / 1e6:.0f} MB", file=sys.stderr)
