@@ -16,7 +16,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -360,10 +360,12 @@ def _convert(checkpoint: str, file: Path, folder: Path, digest: str, quiet: bool
         raise SpecgenError(_no_room(checkpoint, folder.parent, facts.float32_bytes))
     partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=".partial", dir=folder.parent))
     try:
-        with _working(f"converting {file.name}, once; this takes half a minute or more", quiet):
+        with _working(f"converting {file.name}, once; this takes half a minute or more", quiet, 2) as advance:
             with explain(checkpoint):
                 warning = _write_tokenizer(file, partial, facts)
+                advance()
                 _write_weights(file, partial)
+                advance()
             # In place of the library's, which writes defaults as if the checkpoint had set them.
             (partial / "generation_config.json").write_text(json.dumps(facts.generation, indent=2) + "\n")
             stamp = {
@@ -455,20 +457,24 @@ def _write_weights(file: Path, folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def _working(message: str, quiet: bool) -> Iterator[None]:
-    """Say on stderr what is going on, with a spinner on a terminal; the libraries' own bars are kept off."""
+def _working(message: str, quiet: bool, steps: int) -> Iterator[Callable[[], None]]:
+    """Say on stderr what is going on, with a bar on a terminal; the libraries' own bars are kept off.
+
+    Yields what is to be called after each of the `steps`.
+    """
     from rich.console import Console
     from rich.markup import escape
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     console = Console(file=sys.stderr, quiet=quiet)
-    if console.is_terminal:
-        shown: contextlib.AbstractContextManager[Any] = console.status(escape(message) + " …")
-    else:
+    columns = (TextColumn(escape(message)), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+    if not console.is_terminal:
         console.print(f"specgen: {message}", markup=False, highlight=False, soft_wrap=True)
-        shown = contextlib.nullcontext()
+    task = bar.add_task(message, total=steps)
     # tqdm has no switch that works after its import, and writes to whatever sys.stderr is at the time.
-    with shown, contextlib.redirect_stderr(io.StringIO()):
-        yield
+    with bar, contextlib.redirect_stderr(io.StringIO()):
+        yield lambda: bar.advance(task)
 
 
 # Loading

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
@@ -41,6 +42,22 @@ class LanguageModel(Protocol):
         ...
 
 
+@functools.cache
+def _windows_take_several_calls() -> bool:
+    """Whether a recording sliding-window layer shows just its window in a call that no crop preceded.
+
+    A draft makes k calls between two roll-backs. transformers 5.17 returns all that was recorded there, which no
+    longer fits the mask.
+    """
+    from transformers.cache_utils import DynamicSlidingWindowLayer
+
+    layer = DynamicSlidingWindowLayer(sliding_window=2)
+    layer.activate_past_recording()
+    for n in (3, 1):
+        keys, _ = layer.update(torch.zeros(1, 1, n, 1), torch.zeros(1, 1, n, 1))
+    return bool(keys.shape[-2] == 2)
+
+
 class CausalLM:
     """A transformers model for one row of text.
 
@@ -69,6 +86,8 @@ class CausalLM:
 
         cache = DynamicCache(config=self.model.config)
         cache.activate_past_recording()  # sliding windows keep what a rollback may need again
+        if any(cache.is_sliding) and not any(cache.is_linear) and not _windows_take_several_calls():
+            return DynamicCache()  # whole layers: more memory, but the model's mask still hides the past
         if not cache.is_croppable:
             raise UsageError(
                 f"the {self.role} ({type(self.model).__name__}) keeps a recurrent state that cannot be rolled back: "
@@ -110,7 +129,12 @@ class CausalLM:
 
     @torch.inference_mode()
     def forward(self, tokens: Tensor, rows: int) -> Tensor:
-        logits = self._call(tokens, rows, self._cache)
+        try:
+            logits = self._call(tokens, rows, self._cache)
+        except BaseException:  # interrupted halfway, some layers hold the new tokens and some do not
+            for layer in self._cache.layers:
+                layer.crop(-max(0, layer.get_seq_length() - self._length))
+            raise
         self._length += tokens.shape[-1]
         self._check_length()
         return logits

@@ -180,7 +180,7 @@ class Processors:
         """
         ids = torch.tensor([[*prefix, *drafted]], device=logits.device)
         first = len(prefix)
-        scores = logits.clone()  # some processors write in place
+        scores = logits.clone() if self.chain else logits  # some processors write in place
         for processor in self.chain:
             if isinstance(processor, _STATELESS):
                 scores = processor(ids, scores)
