@@ -1,0 +1,93 @@
+"""What a text says about rounds that were never run, and what rounds cost. No torch.
+
+In exact mode, given that token x was committed at a tested position, it had been accepted with probability
+min(1, draft(x)/target(x)), independently of everything else given the text so far. So one text that the target wrote,
+with that ratio at each of its positions, determines the expected rounds for every k. A constant α does not:
+acceptance is sticky.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True, slots=True)
+class ExpectedRounds:
+    """Expected counts of generating a given text with k drafted tokens a round.
+
+    tested, accepted: [k] by position in the round. rounds is the number of target calls.
+    """
+
+    k: int
+    tokens: int
+    rounds: float
+    drafted: float
+    tested: tuple[float, ...]
+    accepted: tuple[float, ...]
+
+    @property
+    def tau(self) -> float:
+        """Block efficiency: committed tokens per target call."""
+        return self.tokens / self.rounds
+
+    @property
+    def alpha(self) -> float | None:
+        """Acceptance rate: accepted / tested; None where nothing is tested."""
+        return sum(self.accepted) / sum(self.tested) if sum(self.tested) else None
+
+
+def expected_rounds(ratios: Sequence[float], k: int, *, limit: int | None = None) -> ExpectedRounds:
+    """The recursion over one text: O(len(ratios) · k).
+
+    ratios: [n], min(1, draft(x)/target(x)) of each committed token x. limit: max_new_tokens of the run, near which
+    rounds draft less; the text's own length where it is not given. Raises ValueError for k < 0 or an empty text.
+
+    `begins[i]` is the probability that a round begins at token i. From there, j tokens are accepted and the next is
+    rejected with probability Π r · (1 − r), and the next round begins behind it; all accepted, behind the bonus.
+    """
+    n = len(ratios)
+    if k < 0 or n == 0:
+        raise ValueError("needs k >= 0 and at least one token")
+    r = np.asarray(ratios, dtype=np.float64)
+    room = n if limit is None else limit
+    begins = np.zeros(n + k + 2)
+    begins[0] = 1.0
+    tested, accepted, drafted = np.zeros(k), np.zeros(k), 0.0
+    for i in range(n):
+        depth = min(k, room - i - 1)
+        drafted += begins[i] * depth
+        reach = begins[i]  # probability of a round that began here and accepted everything so far
+        for j in range(min(depth, n - i)):
+            tested[j] += reach
+            begins[i + j + 1] += reach * (1 - r[i + j])
+            reach *= r[i + j]
+            accepted[j] += reach
+        begins[i + depth + 1] += reach  # the bonus; behind the text's end it begins nothing
+    return ExpectedRounds(k, n, float(begins[:n].sum()), float(drafted), tuple(tested), tuple(accepted))
+
+
+def constant_alpha_tau(alpha: float, k: int) -> float:
+    """τ if every drafted token were accepted with probability α, independently (Leviathan et al. 2023, eq. 1)."""
+    return k + 1.0 if alpha == 1 else (1 - alpha ** (k + 1)) / (1 - alpha)
+
+
+def predicted_speedup(
+    expected: ExpectedRounds, *, draft_cost: float, verify_cost: Sequence[float], other_cost: float = 0.0
+) -> float:
+    """Plain decoding time / speculative time for the same text, in units of a single-token target call.
+
+    draft_cost: c, of a draft step. verify_cost: [k+1] of a call on 1, 2, … k+1 tokens; rounds shortened by the limit
+    are priced as whole ones. other_cost: of the rest of a round.
+    """
+    if len(verify_cost) < expected.k + 1:
+        raise ValueError(f"verify_cost needs {expected.k + 1} entries, for calls on 1 to {expected.k + 1} tokens")
+    round_cost = verify_cost[expected.k] + other_cost
+    return expected.tokens / (expected.rounds * round_cost + expected.drafted * draft_cost)
+
+
+def best_k(speedups: dict[int, float]) -> int:
+    """The k with the largest predicted speedup; of equals the smallest."""
+    return min(speedups, key=lambda k: (-speedups[k], k))
