@@ -103,6 +103,7 @@ class SelfCheck:
     """
 
     tolerance: float
+    mode: Mode = Mode.EXACT
     positions: int = 0
     edges: int = 0
     drift: float = 0.0
@@ -156,6 +157,8 @@ class SelfCheck:
         surprisal = -target.log()
         kind = "tested" if tested else "bonus" if origin is Origin.BONUS else "plain"
         self._sum("surprisal z, all").add(surprisal, target, token)
+        if self.mode is Mode.COUPLED:
+            return  # the draft's draw and the target's are one: what is tested depends on what is drawn
         self._sum(f"surprisal z, {kind}").add(surprisal, target, token)
         if draft is None:
             return
@@ -202,4 +205,6 @@ def drift_bound(dtype: torch.dtype, temperature: float | None) -> float:
 
 
 def not_applicable(mode: Mode) -> CheckResult:
-    return CheckResult(0, (), f"{mode.value} mode draws nothing; compare its text with plain greedy decoding")
+    if mode is Mode.GREEDY:
+        return CheckResult(0, (), "greedy mode draws nothing; compare its text with plain greedy decoding")
+    return CheckResult(0, (), f"{mode.value} mode does not promise the target's distribution; its bias is above")

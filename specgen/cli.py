@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 import typer
 
 from specgen.profiles import DEFAULT_PROFILE
-from specgen.rounds import Mode, SpecgenError, UsageError
+from specgen.rounds import Mode, Round, SpecgenError, UsageError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -81,7 +81,10 @@ def stderr_console() -> Console:
     from rich.console import Console
 
     width = None if sys.stderr.isatty() or "COLUMNS" in os.environ else 110
-    return Console(stderr=True, width=width, highlight=False)
+    # With NO_COLOR rich leaves colours out and still writes bold and italics; here it means no escape codes at all.
+    return Console(
+        stderr=True, width=width, highlight=False, color_system=None if os.environ.get("NO_COLOR") else "auto"
+    )
 
 
 @dataclass
@@ -136,6 +139,10 @@ def _decoded(name: str, data: bytes) -> str:
 def _checked(prompt: Prompt) -> Prompt:
     if not prompt.text.strip():
         raise UsageError(f"{prompt.name}: the prompt is empty")
+    try:
+        prompt.text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise UsageError(f"{prompt.name}: the prompt is not UTF-8 (character {error.start + 1})") from None
     return prompt
 
 
@@ -174,13 +181,16 @@ class Output:
     failed: bool = False
 
     def text(self, piece: str) -> None:
-        """Model text goes out raw and flushed; bytes, so that neither a locale nor markup touches it."""
+        """Model text goes out raw and flushed; bytes, so that neither a locale nor markup touches it.
+
+        Half a surrogate pair, which a JSON line may hold, comes out as the escape it came in as.
+        """
         if piece:
-            sys.stdout.buffer.write(piece.encode("utf-8"))
+            sys.stdout.buffer.write(piece.encode("utf-8", "backslashreplace"))
             sys.stdout.buffer.flush()
 
 
-def _number_of_rounds_line(generation: Generation, r: Any, name: str) -> str:
+def _trace_line(r: Round, name: str) -> str:
     from specgen.report import plain_data
 
     data = {"prompt": name, **plain_data(r), "other_s": r.other_s}
@@ -202,7 +212,7 @@ def generate_one(session: Session, prompt: Prompt, output: Output, *, plain: boo
                 written += (piece := generation.take())
                 output.text(piece)
             if output.trace is not None:
-                print(_number_of_rounds_line(generation, finished, prompt.name), file=output.trace, flush=True)
+                print(_trace_line(finished, prompt.name), file=output.trace, flush=True)
     except KeyboardInterrupt:
         interrupted = True
     if as_text:
@@ -211,19 +221,20 @@ def generate_one(session: Session, prompt: Prompt, output: Output, *, plain: boo
         if not (written + rest).endswith("\n"):
             output.text("\n")
     finish_one(generation, prompt, output, interrupted=interrupted)
-    if interrupted:
-        raise KeyboardInterrupt
 
 
 def finish_one(generation: Generation, prompt: Prompt, output: Output, *, interrupted: bool) -> None:
-    """After the text: the run's check of itself, the probe of c, the tables or the JSON."""
+    """After the text: the run's check of itself, the probe of c, the tables or the JSON; then passes Ctrl-C on."""
     from specgen import report
 
-    wanted = output.check and not interrupted and bool(generation.rounds)
-    check = generation.check() if wanted else None
-    cost = None
-    if not interrupted and (output.json or not output.quiet) and prompt.record is None:
-        cost = generation.probe_cost()
+    check = cost = None
+    try:
+        if output.check and not interrupted and generation.rounds:
+            check = generation.check()
+        if not interrupted and (output.json or not output.quiet) and prompt.record is None:
+            cost = generation.probe_cost()
+    except KeyboardInterrupt:
+        interrupted = True
     output.failed |= check is not None and not check.passed
     if check is not None and not check.passed:
         print(f"specgen: {prompt.name}: the run's check of itself {check.verdict}", file=sys.stderr)
@@ -236,6 +247,8 @@ def finish_one(generation: Generation, prompt: Prompt, output: Output, *, interr
         output.text(json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n")
     elif not output.quiet and generation.rounds:
         print_tables(generation, check, cost, interrupted=interrupted)
+    if interrupted:
+        raise KeyboardInterrupt
 
 
 def print_tables(generation: Generation, check: Any, cost: Any, *, interrupted: bool) -> None:
@@ -253,11 +266,9 @@ def print_tables(generation: Generation, check: Any, cost: Any, *, interrupted: 
 
 def load_quietly(profile: Any, *, plain: bool, quiet: bool) -> Session:
     """Loads the pair, with a spinner where stderr is a terminal."""
-    from rich.console import Console
-
-    console = Console(stderr=True)
-    spinning = console.status("loading…") if console.is_terminal and not quiet else contextlib.nullcontext()
-    with spinning:
+    console = stderr_console()
+    moving = console.is_terminal and console.color_system is not None and not quiet
+    with console.status("loading…") if moving else contextlib.nullcontext():
         import transformers
 
         from specgen.loading import load_session
@@ -271,7 +282,9 @@ def load_quietly(profile: Any, *, plain: bool, quiet: bool) -> Session:
 
 
 @app.command(
-    epilog="Examples:\n\n specgen run prompt.txt\n\n echo 'Why is the sky blue?' | specgen run - --mode greedy --k 8\n\n"
+    epilog="Modes: exact keeps the target's distribution; greedy its argmax; coupled the distribution and, with one "
+    "seed, the text of plain decoding; lenient and typical are approximate, and print their bias.\n\n"
+    "Examples:\n\n specgen run prompt.txt\n\n echo 'Why is the sky blue?' | specgen run - --mode greedy --k 8\n\n"
     " specgen run --prompt 'Say hi' --json | python -m json.tool\n\n specgen run questions.jsonl > answers.jsonl",
 )
 def run(
@@ -286,7 +299,7 @@ def run(
     ] = None,
     prompt: Annotated[str | None, typer.Option(help="The prompt itself.")] = None,
     profile: Annotated[str, typer.Option(help="A built-in profile's name, or a YAML file.")] = DEFAULT_PROFILE,
-    mode: Annotated[Mode | None, typer.Option(help="exact: the target's distribution. greedy: its argmax.")] = None,
+    mode: Annotated[Mode | None, typer.Option(help="What is promised of the text; see below.")] = None,
     k: Annotated[int | None, typer.Option(help="Tokens drafted in a round.", show_default="4")] = None,
     max_new_tokens: Annotated[int | None, typer.Option(help="Never more than this.", show_default="128")] = None,
     temperature: Annotated[
@@ -295,6 +308,9 @@ def run(
     top_k: Annotated[int | None, typer.Option(help="Keep the k most probable tokens; 0: all.")] = None,
     top_p: Annotated[float | None, typer.Option(help="Keep the smallest set with this probability.")] = None,
     min_p: Annotated[float | None, typer.Option(help="Drop what is less probable than this times the best.")] = None,
+    lenience: Annotated[float | None, typer.Option(help="Of mode lenient; 1 is exact.", show_default="0.5")] = None,
+    typical_epsilon: Annotated[float | None, typer.Option(help="Of mode typical.", show_default="0.3")] = None,
+    typical_delta: Annotated[float | None, typer.Option(help="Of mode typical.", show_default="0.09")] = None,
     repetition_penalty: Annotated[float | None, typer.Option(help="Of tokens already in the text; 1: none.")] = None,
     ban: Annotated[list[str] | None, typer.Option(help="Never draw this token (id or string). Repeatable.")] = None,
     stop: Annotated[list[str] | None, typer.Option(help="End before this string. Repeatable.")] = None,
@@ -329,7 +345,9 @@ def run(
         flags = {
             "decoding.mode": mode, "decoding.k": k, "decoding.max_new_tokens": max_new_tokens,
             "decoding.temperature": temperature, "decoding.top_k": top_k, "decoding.top_p": top_p,
-            "decoding.min_p": min_p, "decoding.repetition_penalty": repetition_penalty,
+            "decoding.lenience": lenience, "decoding.typical_epsilon": typical_epsilon,
+            "decoding.typical_delta": typical_delta, "decoding.min_p": min_p,
+            "decoding.repetition_penalty": repetition_penalty,
             "decoding.ban": [int(b) if b.isascii() and b.isdigit() else b for b in ban or []],
             "decoding.stop": stop, "decoding.seed": seed,
             "prompt.template": None if chat is None else "chat" if chat else "raw", "prompt.system": system,
@@ -339,8 +357,11 @@ def run(
         with contextlib.ExitStack() as stack:
             trace_file = stack.enter_context(_opened(trace)) if trace is not None else None
             session = load_quietly(settings, plain=plain, quiet=quiet)
-            for p in prompts:
-                session.encode(p.text)  # a prompt that is too long shows before the first is generated
+            for p in prompts:  # a prompt that is too long shows before the first is generated
+                try:
+                    session.encode(p.text)
+                except UsageError as error:
+                    raise UsageError(f"{p.name}: {error}") from None
             headings = len(prompts) > 1
             output = Output(as_json, stream, quiet, check, trace_file, headings)
             try:
@@ -355,7 +376,7 @@ def run(
 
 def _opened(path: Path) -> TextIO:
     try:
-        return path.open("w", encoding="utf-8")
+        return path.open("w", encoding="utf-8", errors="backslashreplace")
     except OSError as error:
         raise UsageError(f"--trace {path}: {error.strerror}") from None
 

@@ -12,7 +12,16 @@ from specgen.drafting import Drafter
 from specgen.models import LanguageModel, prefill
 from specgen.rounds import Committed, Finish, Mode, Origin, Round
 from specgen.sampling import Processors, Stream, Uniforms, check_finite, draw
-from specgen.verification import RULES, Rule, Verdict, overlap, verify
+from specgen.verification import (
+    RULES,
+    Rule,
+    Verdict,
+    expected_acceptance,
+    law,
+    overlap,
+    total_variation,
+    verify,
+)
 
 Clock = Callable[[], float]
 Ended = Callable[[int], Finish | None]  # told each committed token once, in order; says whether the text ends with it
@@ -157,10 +166,16 @@ def _record(
     impossible = [
         f"committed token {c.token}, to which the target gives 0" for c in committed if c.log_prob == -torch.inf
     ]
-    if verdict.origin is Origin.CORRECTION and rule.name != Mode.GREEDY:
+    if verdict.origin is Origin.CORRECTION and not rule.by_match:
         j, x, y = verdict.accepted, drafted[verdict.accepted], verdict.next_token
         if target_probs[j, x] >= draft_probs[j, x]:
             impossible.append(f"rejected token {x}, to which the target gives no less than the draft")
         if target_probs[j, y] <= draft_probs[j, y]:
             impossible.append(f"corrected to token {y}, to which the target gives no more than the draft")
-    return {"committed": committed, "overlaps": overlaps, "impossible": tuple(impossible)}
+    record = {"committed": committed, "overlaps": overlaps, "impossible": tuple(impossible)}
+    if rule.name not in (Mode.EXACT, Mode.GREEDY):
+        record["expected"] = tuple(expected_acceptance(rule, target_probs[:tested], draft_probs[:tested]).tolist())
+    if not rule.by_match and rule.name != Mode.EXACT:
+        bias = total_variation(law(rule, target_probs[:tested], draft_probs[:tested]), target_probs[:tested])
+        record["biases"] = tuple(bias.tolist())
+    return record

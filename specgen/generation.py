@@ -14,10 +14,10 @@ from specgen.decoding import autoregressive, speculative, start
 from specgen.drafting import Drafter
 from specgen.models import LanguageModel
 from specgen.rounds import PROMISES, Finish, Mode, Round, Sampling
-from specgen.sampling import KeyedUniforms, Processors, Uniforms, prompt_digest
+from specgen.sampling import KeyedUniforms, Processors, SharedNoise, Uniforms, prompt_digest
 from specgen.statistics import Statistics, summarise
 from specgen.text import TextStream
-from specgen.verification import RULES
+from specgen.verification import rule_for
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,8 @@ class Generation:
         self.pair = pair
         self.prompt = tuple(prompt)
         self.drafter = None if plain else pair.drafter
-        self.uniforms: Uniforms = KeyedUniforms(pair.sampling.seed, prompt_digest(self.prompt))
+        source = SharedNoise if pair.sampling.mode is Mode.COUPLED else KeyedUniforms
+        self.uniforms: Uniforms = source(pair.sampling.seed, prompt_digest(self.prompt))
         self.rounds: list[Round] = []
         self.prefill_s = 0.0
         self._stream = TextStream(pair.tokenizer, pair.sampling.end_tokens, pair.sampling.stop)
@@ -65,7 +66,7 @@ class Generation:
             rounds = speculative(
                 pair.target, self.drafter, pair.processors, self.prompt, k=sampling.k,
                 max_new_tokens=sampling.max_new_tokens, uniforms=self.uniforms, ended=self._stream,
-                rule=RULES[sampling.mode], clock=pair.clock,
+                rule=rule_for(sampling), clock=pair.clock,
             )  # fmt: skip
         for finished in rounds:
             self.rounds.append(finished)
@@ -119,7 +120,9 @@ class Generation:
         pair = self.pair
         if pair.sampling.mode is Mode.GREEDY:
             return not_applicable(Mode.GREEDY)
-        check = SelfCheck(drift_bound(pair.dtype, pair.sampling.temperature))
+        if pair.sampling.mode.approximate and not self.plain:
+            return not_applicable(pair.sampling.mode)
+        check = SelfCheck(drift_bound(pair.dtype, pair.sampling.temperature), pair.sampling.mode)
         check.add(pair.target, self.drafter, pair.processors, self.prompt, self.rounds)
         return check.result()
 

@@ -61,6 +61,8 @@ class Session:
             messages = [{"role": "system", "content": settings.system}] if settings.system is not None else []
             messages.append({"role": "user", "content": prompt})
             tokens = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+        if not tokens:
+            raise UsageError("the prompt holds no token of the target's")
         self._check_room(len(tokens))
         return list(tokens)
 

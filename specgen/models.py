@@ -120,7 +120,7 @@ class CausalLM:
                 raise
             raise RunError(
                 f"out of memory in a call of the {self.role} on {tokens.shape[-1]} tokens after "
-                f"{self._length} cached ones ({self.device}); try --dtype bfloat16, a shorter prompt, or a smaller --k"
+                f"{self._length} cached ones ({self.device}); try --dtype bfloat16, a shorter prompt, or smaller --k"
             ) from error
         missing = self.vocabulary - logits.shape[-1]
         if missing > 0:  # tokens that only the other side has: probability 0 here
@@ -129,12 +129,7 @@ class CausalLM:
 
     @torch.inference_mode()
     def forward(self, tokens: Tensor, rows: int) -> Tensor:
-        try:
-            logits = self._call(tokens, rows, self._cache)
-        except BaseException:  # interrupted halfway, some layers hold the new tokens and some do not
-            for layer in self._cache.layers:
-                layer.crop(-max(0, layer.get_seq_length() - self._length))
-            raise
+        logits = self._call(tokens, rows, self._cache)
         self._length += tokens.shape[-1]
         self._check_length()
         return logits
@@ -152,7 +147,10 @@ class CausalLM:
         if not 0 <= count <= self._length:
             raise ValueError(f"cannot roll back {count} of {self._length} cached tokens")
         if self._length:
-            self._cache.crop(-count)  # also by 0: sliding windows are trimmed here
+            # By each layer's own count: after an interrupted call some hold its tokens and some do not. Once, and
+            # also by 0: sliding windows are trimmed here, and what they trim a second crop cannot bring back.
+            for layer in self._cache.layers:
+                layer.crop(-max(0, layer.get_seq_length() - (self._length - count)))
         self._length -= count
         self._check_length()
 

@@ -120,6 +120,15 @@ class DecodingSettings(_Section):
         default=None, description="a number greater than 0 and at most 1"
     )
     min_p: Annotated[Number, Field(ge=0, le=1)] | None = Field(default=None, description="a number from 0 to 1")
+    lenience: Annotated[Number, Field(gt=0, le=1)] | None = Field(
+        default=None, description="a number greater than 0 and at most 1"
+    )
+    typical_epsilon: Annotated[Number, Field(gt=0, le=1)] | None = Field(
+        default=None, description="a number greater than 0 and at most 1"
+    )
+    typical_delta: Annotated[Number, Field(gt=0)] | None = Field(
+        default=None, description="a finite number greater than 0"
+    )
     repetition_penalty: Annotated[Number, Field(gt=0)] | None = Field(
         default=None, description="a finite number greater than 0"
     )
@@ -591,6 +600,7 @@ def resolve_sampling(
     )
     values |= {name: None for name, neutral in _NEUTRAL.items() if values[name] == neutral}
     _settle_mode(profile, values, sources, from_config.get("temperature"))
+    _refuse_idle_flags(values["mode"], sources)
     return Sampling(**values, sources=sources)
 
 
@@ -643,6 +653,10 @@ def _config_error(name: str, value: object, fault: str) -> UsageError:
     )
 
 
+# Settings that one mode alone reads.
+_OWNERS = {"lenience": Mode.LENIENT, "typical_epsilon": Mode.TYPICAL, "typical_delta": Mode.TYPICAL}
+
+
 def _settle_mode(
     profile: Profile, values: dict[str, Any], sources: dict[str, str], config_temperature: float | None
 ) -> None:
@@ -665,6 +679,13 @@ def _settle_mode(
             values[name], sources[name] = None, _LAYERS[setter]
     values["mode"], sources["mode"] = Mode.GREEDY, _LAYERS[setter]
     values["temperature"], sources["temperature"] = None, _LAYERS[setter]
+
+
+def _refuse_idle_flags(mode: Mode, sources: Mapping[str, str]) -> None:
+    """A flag that only another mode reads is a misunderstanding; a profile may keep such settings ready."""
+    for name, owner in _OWNERS.items():
+        if sources[name] == "flag" and mode is not owner:
+            raise UsageError(f"{flag_name(name)} means nothing in {mode} mode: leave it out, or use --mode {owner}")
 
 
 def _meaningless(
@@ -732,7 +753,7 @@ draft:
   #device: auto
 
 decoding:
-  #mode: exact              # exact, or greedy (which temperature 0 also means)
+  #mode: exact              # exact, greedy (which temperature 0 also means), coupled, lenient or typical
   #k: 4                     # tokens drafted in a round, 1 to 64
   #max_new_tokens: 128
   #seed: 0
@@ -740,6 +761,9 @@ decoding:
   #top_k: 0                 # 0: off
   #top_p: 1.0               # 1: off
   #min_p: 0.0               # 0: off
+  #lenience: 0.5            # of mode lenient: 1 is exact, less keeps more and is further from the target
+  #typical_epsilon: 0.3     # of mode typical: keep what the target gives more than
+  #typical_delta: 0.09      # min(epsilon, delta * exp(-entropy of the target))
   #repetition_penalty: 1.0  # 1: off
   #no_repeat_ngram_size: 0  # 0: off
   #ban: []                  # token ids, or tokens, that never come out

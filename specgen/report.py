@@ -11,7 +11,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from specgen.rounds import Round, Sampling
+from specgen.rounds import Mode, Round, Sampling
 from specgen.statistics import Spread, Statistics
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 SCHEMA_VERSION = 1
 SHOWN_ROUNDS = 6  # at either end of a long run
+_MODE_SETTINGS = {Mode.LENIENT: ("lenience",), Mode.TYPICAL: ("typical_epsilon", "typical_delta")}
 _SETTINGS = (
     "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "no_repeat_ngram_size", "bad_words_ids", "ban",
     "stop", "end_tokens",
@@ -118,20 +119,25 @@ def summary(
         grid.add_row(Text(name), Text(value))
 
     row("contract", f"{sampling.mode.value}: {generation.promise}")
-    row("settings", "; ".join(filter(None, (setting(sampling, name) for name in _SETTINGS))))
+    names = (*_MODE_SETTINGS.get(sampling.mode, ()), *_SETTINGS)
+    row("settings", "; ".join(filter(None, (setting(sampling, name) for name in names))))
     row("seed, k", f"{sampling.seed}, {sampling.k}")
     if not generation.plain:
-        row("acceptance α", f"{number(s.alpha, 3)} = {s.accepted} accepted / {s.tested} tested; "
-                            f"the overlap predicts {number(s.predicted_alpha, 3)}")  # fmt: skip
+        source = "overlap" if sampling.mode is Mode.EXACT else "rule"
+        counted = f"{s.accepted} accepted / {s.tested} tested"
+        row("acceptance α", f"{number(s.alpha, 3)} = {counted}; the {source} predicts {number(s.predicted_alpha, 3)}")
         row("block efficiency τ", f"{number(s.tau, 3)} = {s.committed} committed / {s.rounds} target calls")
+        if s.mean_bias is not None:
+            row("bias", f"{number(s.mean_bias, 4)} mean, {number(s.worst_bias, 4)} worst total variation from the "
+                        f"target's distribution, at {s.tested} tested positions")  # fmt: skip
         if s.nothing_proposed:
             row(
                 "nothing proposed",
                 f"in {s.nothing_proposed} of {s.rounds} rounds the draft had nothing to propose",
             )
     if cost is not None:
-        row("cost c", f"{number(cost['c'], 4)} = {milliseconds(cost['draft_s'])} ms a draft step / "
-                      f"{milliseconds(cost['target_s'])} ms a single-token target step (probed after the run)")  # fmt: skip
+        steps = f"{milliseconds(cost['draft_s'])} ms a draft step / {milliseconds(cost['target_s'])} ms"
+        row("cost c", f"{number(cost['c'], 4)} = {steps} a single-token target step (probed after the run)")
     row("tokens/s", f"{number(s.tokens_per_second)} ({s.committed} tokens, prefill apart)")
     row(
         "finish",

@@ -31,11 +31,24 @@ class Mode(StrEnum):
 
     EXACT = "exact"
     GREEDY = "greedy"
+    COUPLED = "coupled"
+    LENIENT = "lenient"
+    TYPICAL = "typical"
+
+    @property
+    def approximate(self) -> bool:
+        """Whether the law differs from the target's; its bias is measured and printed."""
+        return self in (Mode.LENIENT, Mode.TYPICAL)
 
 
 PROMISES = {
     Mode.EXACT: "the target's distribution, in exact arithmetic",
-    Mode.GREEDY: "token for token what greedy decoding of the target yields, near ties of the two kinds of call aside",
+    Mode.GREEDY: "token for token what greedy decoding of the target yields, near ties of the two kinds of call "
+    "aside",
+    Mode.COUPLED: "the target's distribution, and the text of plain decoding with this seed whatever draft and k, "
+    "near ties of the two kinds of call aside",
+    Mode.LENIENT: "approximate: not the target's distribution; the bias is measured below",
+    Mode.TYPICAL: "approximate: not the target's distribution; the bias is measured below",
 }
 
 
@@ -69,6 +82,9 @@ class Sampling:
     max_new_tokens: int = 128
     seed: int = 0
     temperature: float | None = 1.0
+    lenience: float = 0.5
+    typical_epsilon: float = 0.3
+    typical_delta: float = 0.09
     top_k: int | None = None
     top_p: float | None = None
     min_p: float | None = None
@@ -103,6 +119,8 @@ class Round:
 
     drafted: tokens proposed. tested: positions on which the rule was applied. accepted: drafted tokens committed.
     overlaps: Σ min(target_probs, draft_probs) at the tested positions.
+    expected: the probability of acceptance there under the mode's own rule, where that is not the overlap.
+    biases: total variation between the rule's law and target_probs there; approximate modes only.
     impossible: events that no correct exact run can show, in words.
     """
 
@@ -112,6 +130,8 @@ class Round:
     accepted: int
     committed: tuple[Committed, ...]
     overlaps: tuple[float, ...] = ()
+    expected: tuple[float, ...] = ()
+    biases: tuple[float, ...] = ()
     impossible: tuple[str, ...] = ()
     draft_s: float = 0.0
     verify_s: float = 0.0

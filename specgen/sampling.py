@@ -108,12 +108,41 @@ class KeyedUniforms:
         return self._block[stream][position - self._start]
 
 
+class SharedNoise(KeyedUniforms):
+    """Gumbel noise by (seed, prompt digest, position) alone: the same for target and draft, and for every k.
+
+    `draw` then takes argmax(log weights + noise), which has the law of weights (Gumbel-max), and agrees between two
+    distributions more often the closer they are.
+    """
+
+    _STREAM = 0  # no `Stream` has this number
+
+    def __init__(self, seed: int, digest: int) -> None:
+        super().__init__(seed, digest)
+        self._noise: dict[int, Tensor] = {}
+
+    def gumbel(self, position: int, like: Tensor) -> Tensor:
+        """Standard Gumbel noise [V] in float64, for the vocabulary and on the device of `like`."""
+        noise = self._noise.get(position)
+        if noise is None or noise.shape != like.shape or noise.device != like.device:
+            tokens = torch.arange(like.shape[-1], device=like.device)
+            u = keyed_uniform(*self._key, self._STREAM, position, tokens, device=like.device)
+            noise = -(-(u + 2.0**-54).log()).log()  # half a step up: u = 0 has no logarithm
+            # Draft, target and bonus ask for one position soon after one another; older ones are done with.
+            self._noise = {p: n for p, n in self._noise.items() if p > position - 128}
+            self._noise[position] = noise
+        return noise
+
+
 def draw(weights: Tensor, stream: Stream, position: int, round_index: int, uniforms: Uniforms) -> Tensor:
     """One category by inverse transform: the half-open cell of the cumulative sum that holds u.
 
     weights: [V], non-negative, not all zero, need not sum to 1. Returns an int64 scalar tensor. A category of
-    weight 0 has a cell of width 0 and is never hit; u < 1 keeps u * total below the last edge.
+    weight 0 has a cell of width 0 and is never hit; u < 1 keeps u * total below the last edge. With `SharedNoise`
+    the category is the argmax of log weights + noise instead.
     """
+    if isinstance(uniforms, SharedNoise):
+        return (weights.to(torch.float64).log() + uniforms.gumbel(position, weights)).argmax(-1)
     edges = weights.to(torch.float64).cumsum(-1)
     u = uniforms(stream, position, round_index, edges)
     index = torch.searchsorted(edges, edges[-1:] * u, right=True)[0]

@@ -45,7 +45,9 @@ class Statistics:
     accepted: int
     committed: int
     nothing_proposed: int  # rounds that could have drafted and did not
-    predicted_alpha: float | None  # mean overlap over tested positions
+    predicted_alpha: float | None  # mean probability of acceptance under the mode's rule, over tested positions
+    mean_bias: float | None  # total variation between law and target at tested positions; approximate modes only
+    worst_bias: float | None
     positions: tuple[PositionRate, ...]
     draft_per_token: Spread
     verify: Spread
@@ -98,7 +100,8 @@ def _position(rounds: Sequence[Round], j: int) -> PositionRate:
 def summarise(rounds: Sequence[Round], *, drafting: bool = True) -> Statistics:
     """The statistics of one run's finished rounds. drafting: whether there was a drafter at all."""
     total = sum(r.total_s for r in rounds)
-    overlaps = [o for r in rounds for o in r.overlaps]
+    expected = [e for r in rounds for e in (r.expected or r.overlaps)]
+    biases = [b for r in rounds for b in r.biases]
     deepest = max((r.drafted for r in rounds), default=0)
 
     def share(seconds: float) -> float | None:
@@ -113,7 +116,9 @@ def summarise(rounds: Sequence[Round], *, drafting: bool = True) -> Statistics:
         accepted=sum(r.accepted for r in rounds),
         committed=sum(len(r.committed) for r in rounds),
         nothing_proposed=sum(r.drafted == 0 for r in could_draft),
-        predicted_alpha=float(np.mean(overlaps)) if overlaps else None,
+        predicted_alpha=float(np.mean(expected)) if expected else None,
+        mean_bias=float(np.mean(biases)) if biases else None,
+        worst_bias=max(biases, default=None),
         positions=tuple(_position(rounds, j) for j in range(1, deepest + 1)),
         draft_per_token=_spread([r.draft_s / r.drafted for r in rounds if r.drafted],
                                 share(sum(r.draft_s for r in rounds))),

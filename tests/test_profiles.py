@@ -289,7 +289,7 @@ def test_bad_sections(folder: Path, text: str, words: str) -> None:
 @pytest.mark.parametrize(
     ("key", "values", "allowed"),
     [
-        ("mode", ["fast", 3], "exact or greedy"),
+        ("mode", ["fast", 3], "exact or greedy or coupled or lenient or typical"),
         ("k", ["four", True, 0, 65, 4.0, [4]], "an integer from 1 to 64"),
         ("max_new_tokens", [0, "1"], "an integer of at least 1"),
         (
