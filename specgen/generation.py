@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -31,6 +31,8 @@ class Pair:
     tokenizer: Any
     dtype: torch.dtype
     clock: Callable[[], float]
+    # Whose text the caches hold now; one entry, so that the frozen pair can say it.
+    holder: list[object] = field(default_factory=lambda: [None], compare=False, repr=False)
 
 
 class Generation:
@@ -54,6 +56,7 @@ class Generation:
         pair, sampling = self.pair, self.pair.sampling
         if self.rounds:
             raise RuntimeError("this generation has been run; make a new one")
+        pair.holder[0] = self
         began = pair.clock()
         start(pair.target, self.drafter, self.prompt)
         self.prefill_s = pair.clock() - began
@@ -71,6 +74,12 @@ class Generation:
         for finished in rounds:
             self.rounds.append(finished)
             yield finished
+            self._hold_caches()
+
+    def _hold_caches(self) -> None:
+        """Raises RuntimeError where another generation of this session has taken the models' caches."""
+        if self.pair.holder[0] is not self:
+            raise RuntimeError("another generation of this session has begun: finish one before the next")
 
     def run(self) -> Generation:
         """Generates to the end."""
@@ -133,6 +142,7 @@ class Generation:
         """
         if self.drafter is None or not self.rounds:
             return None
+        self._hold_caches()
         target, drafter, text = self.pair.target, self.drafter, [*self.prompt, *self.tokens]
 
         def target_step() -> None:
