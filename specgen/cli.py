@@ -335,7 +335,8 @@ def run(
 ) -> None:
     """Generate speculatively: text on stdout, tables of rounds, acceptance and latency on stderr."""
     if not inputs and prompt is None:
-        print(ctx.get_help(), file=sys.stderr)
+        with contextlib.redirect_stdout(sys.stderr):  # with rich, typer prints help instead of returning it
+            print(ctx.get_help())
         print("\nspecgen: no prompt: give a file, - for stdin, or --prompt TEXT", file=sys.stderr)
         raise typer.Exit(EXIT_USAGE)
     with guarded(debug):
