@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
+from specgen import cli_overlap
 from specgen.profiles import DEFAULT_PROFILE
 from specgen.rounds import Mode, Round, SpecgenError, UsageError
 
@@ -39,6 +40,7 @@ profiles_app = typer.Typer(help="List, show, check and write profiles.", no_args
 cache_app = typer.Typer(help="The converted checkpoints in the user's cache folder.", no_args_is_help=True)
 app.add_typer(profiles_app, name="profiles")
 app.add_typer(cache_app, name="cache")
+cli_overlap.register(app)
 
 
 def main() -> None:
@@ -206,8 +208,9 @@ def generate_one(session: Session, prompt: Prompt, output: Output, *, plain: boo
         output.text(f"{'' if first else chr(10)}==> {prompt.name} <==\n")
     interrupted = False
     written = ""
+    limit = session.sampling.max_new_tokens
     try:
-        for finished in generation:
+        for finished in counting(generation, prompt.name, limit, silent=(as_text and output.stream) or output.quiet):
             if as_text and output.stream:
                 written += (piece := generation.take())
                 output.text(piece)
@@ -221,6 +224,20 @@ def generate_one(session: Session, prompt: Prompt, output: Output, *, plain: boo
         if not (written + rest).endswith("\n"):
             output.text("\n")
     finish_one(generation, prompt, output, interrupted=interrupted)
+
+
+def counting(generation: Generation, name: str, limit: int, *, silent: bool) -> Iterator[Round]:
+    """The generation's rounds; where no text shows how far it is, a line on a terminal does."""
+    console = stderr_console()
+    if silent or not console.is_terminal or console.color_system is None:
+        yield from generation
+        return
+    from rich.markup import escape
+
+    with console.status("") as status:
+        for finished in generation:
+            yield finished
+            status.update(escape(f"{name}: {len(generation.tokens)} of at most {limit} tokens"))
 
 
 def finish_one(generation: Generation, prompt: Prompt, output: Output, *, interrupted: bool) -> None:
@@ -243,7 +260,7 @@ def finish_one(generation: Generation, prompt: Prompt, output: Output, *, interr
             report.result_json(generation, check, cost, prompt=prompt.text, name=prompt.name, interrupted=interrupted)
         )
     elif prompt.record is not None:
-        line = report.line_json(generation, record=prompt.record)
+        line = report.line_json(generation, check, record=prompt.record)
         output.text(json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n")
     elif not output.quiet and generation.rounds:
         print_tables(generation, check, cost, interrupted=interrupted)

@@ -17,12 +17,15 @@ from specgen.rounds import PROMISES, Finish, Mode, Round, Sampling
 from specgen.sampling import KeyedUniforms, Processors, SharedNoise, Uniforms, prompt_digest
 from specgen.statistics import Statistics, summarise
 from specgen.text import TextStream
-from specgen.verification import rule_for
+from specgen.verification import Rule, rule_for
 
 
 @dataclass(frozen=True)
 class Pair:
-    """A target, perhaps a drafter, and how tokens are drawn: all that a generation needs besides its prompt."""
+    """A target, perhaps a drafter, and how tokens are drawn: all that a generation needs besides its prompt.
+
+    rule: used instead of the mode's own, where an audit is to catch a wrong one.
+    """
 
     target: LanguageModel
     drafter: Drafter | None
@@ -33,6 +36,7 @@ class Pair:
     clock: Callable[[], float]
     # Whose text the caches hold now; one entry, so that the frozen pair can say it.
     holder: list[object] = field(default_factory=lambda: [None], compare=False, repr=False)
+    rule: Rule | None = None
 
 
 class Generation:
@@ -69,7 +73,7 @@ class Generation:
             rounds = speculative(
                 pair.target, self.drafter, pair.processors, self.prompt, k=sampling.k,
                 max_new_tokens=sampling.max_new_tokens, uniforms=self.uniforms, ended=self._stream,
-                rule=rule_for(sampling), clock=pair.clock,
+                rule=pair.rule or rule_for(sampling), clock=pair.clock,
             )  # fmt: skip
         for finished in rounds:
             self.rounds.append(finished)

@@ -205,7 +205,7 @@ def result_json(
     )
 
 
-def line_json(generation: Generation, *, record: dict[str, Any]) -> dict[str, Any]:
+def line_json(generation: Generation, check: CheckResult | None, *, record: dict[str, Any]) -> dict[str, Any]:
     """One line of output for one line of .jsonl input: its fields, and what became of its prompt."""
     s = generation.statistics
     return plain_data(
@@ -216,6 +216,7 @@ def line_json(generation: Generation, *, record: dict[str, Any]) -> dict[str, An
             "tokens": generation.tokens,
             "mode": generation.pair.sampling.mode,
             "promise": generation.promise,
+            "check": None if check is None else {"passed": check.passed, "verdict": check.verdict},
             "statistics": {
                 "committed": s.committed, "rounds": s.rounds, "drafted": s.drafted, "tested": s.tested,
                 "accepted": s.accepted, "alpha": s.alpha, "predicted_alpha": s.predicted_alpha, "tau": s.tau,

@@ -282,7 +282,7 @@ def test_numbers_that_json_lacks_become_null() -> None:
 
 
 def test_a_json_line_keeps_the_fields_it_came_with() -> None:
-    line = report.line_json(generation(), record={"id": "[b]", "prompt": "x", "deep": {"a": [1, None]}})
+    line = report.line_json(generation(), None, record={"id": "[b]", "prompt": "x", "deep": {"a": [1, None]}})
     data = json.loads(json.dumps(line, allow_nan=False))
     assert list(data)[:3] == ["id", "prompt", "deep"]
     assert data["deep"] == {"a": [1, None]}
