@@ -319,9 +319,7 @@ def test_a_damaged_checkpoint_is_explained(tiny, damage, kind, parts):
 def test_nobody_is_asked_on_the_terminal(tiny, monkeypatch):
     asked = []
     monkeypatch.setattr("builtins.input", lambda *_: asked.append("input") or "y")
-    edit(
-        tiny / "config.json", model_type="zzz", auto_map={"AutoConfig": "a.B", "AutoModelForCausalLM": "a.C"}
-    )
+    edit(tiny / "config.json", model_type="zzz", auto_map={"AutoConfig": "a.B", "AutoModelForCausalLM": "a.C"})
     edit(tiny / "tokenizer_config.json", tokenizer_class="X", auto_map={"AutoTokenizer": ["a.T", "a.T"]})
     located = locate(str(tiny))
     for load in (load_config, load_tokenizer, lambda found: load_weights(found, dtype=torch.float32)):
@@ -365,9 +363,7 @@ def test_generation_defaults_are_what_the_file_sets(tiny):
     defaults = generation_defaults(located)
     assert (defaults["temperature"], defaults["do_sample"], defaults["eos_token_id"]) == (0.5, True, 1)
     file = tiny / "generation_config.json"
-    file.write_text(
-        '{"eos_token_id": [4, 1], "top_k": null, "transformers_version": "5", "_x": 1, "top_p": 0.9}'
-    )
+    file.write_text('{"eos_token_id": [4, 1], "top_k": null, "transformers_version": "5", "_x": 1, "top_p": 0.9}')
     assert generation_defaults(located) == {"eos_token_id": [4, 1], "top_p": 0.9}
     assert end_tokens(located, load_config(located), load_tokenizer(located)) == (1, 4)
     file.write_text("{")
@@ -622,9 +618,7 @@ def test_equal_sizes_prove_nothing():
     swapped = WORDS | {"cat": 4, "sat": 3}
     with pytest.raises(UsageError) as error:
         compare_tokenizers(Map(WORDS), Map(swapped), target_rows=6, draft_rows=6)
-    says(
-        error, "2 tokens differ", "'cat' is 3 in the target, 4 in the draft", "'sat' is 4 in the target, 3 in"
-    )
+    says(error, "2 tokens differ", "'cat' is 3 in the target, 4 in the draft", "'sat' is 4 in the target, 3 in")
 
 
 def test_many_differences_are_counted_and_four_are_named():
@@ -693,9 +687,7 @@ def test_smollm2_tokenizer(smollm2):
 def test_smollm2_answers_and_ends(smollm2):
     tokenizer = load_tokenizer(smollm2)
     assert generation_defaults(smollm2) == {"eos_token_id": 2}
-    assert end_tokens(smollm2, load_config(smollm2), tokenizer) == (
-        tokenizer.convert_tokens_to_ids("<|im_end|>"),
-    )
+    assert end_tokens(smollm2, load_config(smollm2), tokenizer) == (tokenizer.convert_tokens_to_ids("<|im_end|>"),)
     model = load_weights(smollm2, dtype=torch.float32)
     prompt = tokenizer.apply_chat_template(
         [{"role": "user", "content": "What is the capital of France? Answer in one sentence."}],
@@ -704,7 +696,5 @@ def test_smollm2_answers_and_ends(smollm2):
         return_dict=True,
     )
     with torch.inference_mode():
-        answer = model.generate(**prompt, do_sample=False, max_new_tokens=24)[
-            0, prompt["input_ids"].shape[1] :
-        ]
+        answer = model.generate(**prompt, do_sample=False, max_new_tokens=24)[0, prompt["input_ids"].shape[1] :]
     assert tokenizer.decode(answer) == "The capital of France is Paris.<|im_end|>"

@@ -58,9 +58,7 @@ def decoding(text: str) -> str:
     return f"{TARGET}decoding: {{{text}}}\n"
 
 
-def sampled(
-    file: str = "", flags: dict[str, Any] | None = None, config: dict[str, Any] | None = None
-) -> Sampling:
+def sampled(file: str = "", flags: dict[str, Any] | None = None, config: dict[str, Any] | None = None) -> Sampling:
     given = {f"decoding.{key}": value for key, value in (flags or {}).items()}
     return resolve_sampling(loaded(decoding(file), given), config or {})
 
@@ -109,18 +107,14 @@ prompt: {template: raw, system: ""}
         profile.decoding.k = 3  # type: ignore[misc]
 
 
-@pytest.mark.parametrize(
-    "empty", ["decoding:", "prompt:", "draft:", "decoding: {k: null, ban: null, stop: null}"]
-)
+@pytest.mark.parametrize("empty", ["decoding:", "prompt:", "draft:", "decoding: {k: null, ban: null, stop: null}"])
 def test_null_is_not_set(folder: Path, empty: str) -> None:
     assert loaded(TARGET + empty) == loaded(TARGET)
 
 
 def test_bom_and_merge_keys_are_read(folder: Path) -> None:
     assert loaded(b"\xef\xbb\xbf" + TARGET.encode()).target.checkpoint == "some/target"
-    profile = loaded(
-        "target: &t {checkpoint: a, dtype: float32}\ndraft: {<<: *t, kind: checkpoint, checkpoint: b}\n"
-    )
+    profile = loaded("target: &t {checkpoint: a, dtype: float32}\ndraft: {<<: *t, kind: checkpoint, checkpoint: b}\n")
     assert isinstance(profile.draft, CheckpointDraft)
     assert (profile.draft.checkpoint, profile.draft.dtype) == ("b", "float32")
 
@@ -335,9 +329,7 @@ def test_of_many_faults_two_are_told_and_the_rest_counted(folder: Path) -> None:
 
 def test_messages_stay_on_their_lines_and_short(folder: Path) -> None:
     message = refusal(
-        yaml.safe_dump(
-            {"target": {"checkpoint": "x", "a\nb\x1b[31m": 1}, "prompt": {"template": "x\n" * 999}}
-        )
+        yaml.safe_dump({"target": {"checkpoint": "x", "a\nb\x1b[31m": 1}, "prompt": {"template": "x\n" * 999}})
     )
     assert len(message.splitlines()) == 2
     assert "\x1b" not in message
@@ -390,9 +382,7 @@ def test_another_checkpoint_leaves_behind_what_belonged_to_the_files(folder: Pat
         (TARGET, {"draft.checkpoint": "d"}, CheckpointDraft(kind="checkpoint", checkpoint="d")),
     ],
 )  # fmt: skip
-def test_flags_can_change_the_kind_of_draft(
-    folder: Path, text: str, flags: dict[str, Any], draft: object
-) -> None:
+def test_flags_can_change_the_kind_of_draft(folder: Path, text: str, flags: dict[str, Any], draft: object) -> None:
     assert loaded(text, flags).draft == draft
 
 
@@ -415,9 +405,7 @@ def test_a_bad_file_is_blamed_on_the_file_and_unknown_flags_on_flags(folder: Pat
     assert refusal(decoding("k: 0"), {"decoding.top_p": 0.5}).startswith("profile mine.yaml: decoding.k")
     assert refusal(PAIR, {"decoding.temprature": 1}).startswith("--temprature 1: unknown key")
     assert "greater than max_ngram 3" in refusal(PAIR, {"draft.kind": "ngram", "draft.min_ngram": 4})
-    assert refusal(PAIR, {"target.checkpoint": "package:x"}).startswith(
-        "--target package:x: expected a hub id"
-    )
+    assert refusal(PAIR, {"target.checkpoint": "package:x"}).startswith("--target package:x: expected a hub id")
 
 
 # The effective sampling
@@ -457,9 +445,7 @@ def test_neutral_values_become_none_and_still_override(folder: Path) -> None:
 
 
 def test_generation_config_false_ignores_it_all(folder: Path) -> None:
-    s = sampled(
-        "generation_config: false", config={"temperature": 0.6, "typical_p": 0.5, "suppress_tokens": [1]}
-    )
+    s = sampled("generation_config: false", config={"temperature": 0.6, "typical_p": 0.5, "suppress_tokens": [1]})
     assert (s.temperature, s.ban, s.sources["temperature"]) == (1.0, (), "default")
 
 
@@ -629,10 +615,5 @@ def test_merged_settings_are_plain_complete_and_load_again(folder: Path, text: s
 
 
 def test_profiles_imports_no_torch() -> None:
-    code = (
-        "import sys, specgen.profiles; sys.exit(bool({'torch', 'transformers', 'numpy'} & set(sys.modules)))"
-    )
-    assert (
-        subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[1], check=False).returncode
-        == 0
-    )
+    code = "import sys, specgen.profiles; sys.exit(bool({'torch', 'transformers', 'numpy'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[1], check=False).returncode == 0
