@@ -218,11 +218,12 @@ def generate_one(session: Session, prompt: Prompt, output: Output, *, plain: boo
                 print(_trace_line(finished, prompt.name), file=output.trace, flush=True)
     except KeyboardInterrupt:
         interrupted = True
-    if as_text:
-        rest = generation.take(final=True)
-        output.text(rest)
-        if not (written + rest).endswith("\n"):
-            output.text("\n")
+    finally:  # also when the run fails: what was generated stays, and an error starts on a line of its own
+        if as_text:
+            rest = generation.take(final=True)
+            output.text(rest)
+            if not (written + rest).endswith("\n"):
+                output.text("\n")
     finish_one(generation, prompt, output, interrupted=interrupted)
 
 
