@@ -23,9 +23,13 @@ from specgen.verification import overlap
 Z_BOUND = 4.0
 SKEW_BOUND = 0.5  # L = Σ E|f − E f|³ / (Σ Var f)^1.5: above it the normal tail says nothing
 ROUNDING = 1e-6  # a standard deviation of f below it is rounding: target and draft are one model, say
-EDGE_FRACTION = 0.02  # positions whose support (top-p's, top-k's edge) may differ between two kinds of call
+# Share of positions whose support (top-p's, top-k's edge) may differ between two kinds of call: 4 to 6 % were seen on
+# honest bfloat16 runs, none in float32.
+EDGE_FRACTION = 0.02
+EDGE_FRACTION_BFLOAT16 = 0.12
 
 # Two kinds of call of one model differ by rounding: bounds on log-probabilities (nats), entropies and overlaps.
+MOST_DRIFT = 0.5
 DRIFT_BOUND = {torch.float64: 1e-6, torch.float32: 1e-2, torch.float16: 0.2, torch.bfloat16: 0.6}
 
 
@@ -106,8 +110,10 @@ class SelfCheck:
 
     tolerance: float
     mode: Mode = Mode.EXACT
+    edge_fraction: float = EDGE_FRACTION
     positions: int = 0
     edges: int = 0
+    drafts: int = 0
     drift: float = 0.0
     draft_drift: float = 0.0
     impossible: list[str] = field(default_factory=list)
@@ -149,6 +155,7 @@ class SelfCheck:
         log_prob = float(fresh[used.token].log())
         self.drift = max(self.drift, abs(entropy - used.entropy), abs(log_prob - used.log_prob))
         if used.overlap is not None:
+            self.drafts += 1
             fresh_overlap = float(overlap(fresh, draft.double())) if draft is not None else 0.0
             self.draft_drift = max(self.draft_drift, abs(fresh_overlap - used.overlap))
 
@@ -180,10 +187,11 @@ class SelfCheck:
         rows = [
             CheckRow("drift", self.drift if compared else None, self.tolerance,
                      self.drift <= self.tolerance if compared else None, note),
-            CheckRow("drift of overlap", self.draft_drift, self.tolerance,
-                     self.draft_drift <= self.tolerance, "the draft's side, at tested positions"),
-            CheckRow("support", edge_share, EDGE_FRACTION,
-                     self.edges <= max(2, EDGE_FRACTION * self.positions),
+            CheckRow("drift of overlap", self.draft_drift if self.drafts else None, self.tolerance,
+                     self.draft_drift <= self.tolerance if self.drafts else None,
+                     f"the draft's side, at {self.drafts} tested positions"),
+            CheckRow("support", edge_share, self.edge_fraction,
+                     self.edges <= max(2, self.edge_fraction * self.positions),
                      f"{self.edges} positions where the tokens let through differ (edge of top-p, top-k, min-p)"),
             CheckRow("impossible events", float(len(self.impossible)), 0.0, not self.impossible,
                      self.impossible[0] if self.impossible else "none"),
@@ -204,8 +212,17 @@ class SelfCheck:
 
 
 def drift_bound(dtype: torch.dtype, temperature: float | None) -> float:
-    """The tolerance for models computed in dtype; a temperature below 1 magnifies differences of logits."""
-    return DRIFT_BOUND.get(dtype, DRIFT_BOUND[torch.bfloat16]) / min(1.0, temperature or 1.0)
+    """The tolerance for models computed in dtype; a temperature below 1 magnifies differences of logits.
+
+    Never above MOST_DRIFT for that: a bound that nothing can exceed would let everything pass.
+    """
+    base = DRIFT_BOUND.get(dtype, DRIFT_BOUND[torch.bfloat16])
+    return max(base, min(base / min(1.0, temperature or 1.0), MOST_DRIFT))
+
+
+def edge_fraction(dtype: torch.dtype) -> float:
+    """The share of positions whose support may differ, for models computed in dtype."""
+    return EDGE_FRACTION_BFLOAT16 if dtype == torch.bfloat16 else EDGE_FRACTION
 
 
 def not_applicable(mode: Mode) -> CheckResult:

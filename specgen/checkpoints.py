@@ -111,7 +111,7 @@ def locate(checkpoint: str, revision: str | None = None, *, quiet: bool = False)
     if not checkpoint.strip() or not (path.exists() or _looks_like_a_path(checkpoint)):
         return _on_hub(checkpoint, revision)
     if not path.exists():
-        raise UsageError(f"{checkpoint}: no such file or folder.")
+        raise UsageError(f"{checkpoint}: no such file or folder (looked for {path.absolute()}).")
     if revision is not None:
         raise UsageError(f"{checkpoint}: a revision ({revision}) means nothing here; leave it out.")
     if path.is_dir():
@@ -763,7 +763,9 @@ def _file_trouble(checkpoint: str, error: Exception, folder: Path | None) -> Spe
         bad = _damaged(folder)
         what = bad or "one of its files"
         why = _first_line(error)
-        return SpecgenError(f"{checkpoint}: {what} is truncated or damaged ({why}). Fetch it again.")
+        ours = folder is not None and folder.parent == cache_folder()
+        cure = "Run specgen cache clear: it will be converted again." if ours else "Fetch it again."
+        return SpecgenError(f"{checkpoint}: {what} is truncated or damaged ({why}). {cure}")
     if "safetensors" in text and ("no file named" in text or "does not appear to have a file" in text):
         return UsageError(_pickle_only(checkpoint, "or none at all"))
     if "no file named" in text or "does not appear to have a file" in text:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import sys
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
-from specgen import cli_overlap
+from specgen import cli_audit, cli_overlap
 from specgen.profiles import DEFAULT_PROFILE
 from specgen.rounds import Mode, Round, SpecgenError, UsageError
 
@@ -41,11 +42,34 @@ cache_app = typer.Typer(help="The converted checkpoints in the user's cache fold
 app.add_typer(profiles_app, name="profiles")
 app.add_typer(cache_app, name="cache")
 cli_overlap.register(app)
+cli_audit.register(app)
 
 
 def main() -> None:
-    """The entry point."""
-    app()
+    """The entry point: what can go wrong outside a command is no traceback either."""
+    if sys.stderr is None:  # closed by the caller (2>&-): as good as /dev/null
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+    if sys.stdout is None:
+        print("specgen: stdout is closed: there is nowhere to write to", file=sys.stderr)
+        sys.exit(EXIT_USAGE)
+    try:
+        app()
+    except KeyboardInterrupt:
+        print("specgen: interrupted", file=sys.stderr)
+        sys.exit(EXIT_INTERRUPTED)
+    except OSError as error:
+        _cannot_write(error)
+        sys.exit(EXIT_FAILED)
+
+
+def _forget_stdout() -> None:
+    """Python flushes stdout at exit; where that cannot succeed it would print a traceback."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _cannot_write(error: OSError) -> None:
+    print(f"specgen: cannot write to {error.filename or 'stdout'}: {error.strerror}", file=sys.stderr)
+    _forget_stdout()
 
 
 # ------------------------------------------------------------------------------------------------- plumbing
@@ -58,8 +82,7 @@ def guarded(debug: bool = False) -> Iterator[None]:
         yield
         sys.stdout.flush()
     except BrokenPipeError:
-        # Python flushes stdout at exit; with the reader gone that would print a traceback.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _forget_stdout()
         raise typer.Exit(EXIT_READER_GONE) from None
     except SpecgenError as error:
         if debug:
@@ -74,6 +97,9 @@ def guarded(debug: bool = False) -> Iterator[None]:
     except Exception as error:
         if debug:
             raise
+        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+            _cannot_write(error)
+            raise typer.Exit(EXIT_FAILED) from None
         what = str(error).strip().splitlines()[0] if str(error).strip() else "no message"
         print(f"specgen: {type(error).__name__}: {what} (--debug shows where)", file=sys.stderr)
         raise typer.Exit(EXIT_FAILED) from None
@@ -109,15 +135,22 @@ def read_prompts(inputs: list[str], prompt: str | None) -> list[Prompt]:
         raise UsageError("- (stdin) can be read only once")
     for name in inputs:
         text = _decoded(name, _bytes_of(name))
-        if name.endswith(".jsonl"):
+        if name.lower().endswith(".jsonl"):
             found += _json_lines(name, text)
         else:
-            found.append(_checked(Prompt(name, text)))
+            # The line ending that editors and echo put behind the last line is not part of the prompt.
+            found.append(_checked(Prompt(name, text.removesuffix("\n").removesuffix("\r"))))
+    if len({p.record is None for p in found}) > 1:
+        raise UsageError("give either .jsonl files (JSON lines out) or texts, not both at once")
     return found
 
 
 def _bytes_of(name: str) -> bytes:
+    if not name:
+        raise UsageError("'' is not a file name")
     if name == "-":
+        if sys.stdin is None:
+            raise UsageError("-: stdin is closed")
         return sys.stdin.buffer.read()
     try:
         return Path(name).read_bytes()
@@ -156,7 +189,7 @@ def _json_lines(name: str, text: str) -> list[Prompt]:
         where = f"{name}:{number}"
         try:
             record = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise UsageError(f"{where}: not JSON: {error}") from None
         if not isinstance(record, dict) or not isinstance(record.get("prompt"), str):
             raise UsageError(f'{where}: needs an object with a text in "prompt"')
@@ -199,6 +232,15 @@ def _trace_line(r: Round, name: str) -> str:
     return json.dumps(data, ensure_ascii=False, allow_nan=False)
 
 
+def _write_trace(file: TextIO, line: str) -> None:
+    try:
+        print(line, file=file, flush=True)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            file.close()  # what is buffered cannot be written either; closed here, it does not raise once more
+        raise SpecgenError(f"cannot write --trace {file.name}: {error.strerror}") from None
+
+
 def generate_one(session: Session, prompt: Prompt, output: Output, *, plain: bool, first: bool) -> None:
     """Generates from one prompt, streams its text, then its tables. Interrupted, it still shows what there is."""
     tokens = session.encode(prompt.text)
@@ -215,14 +257,14 @@ def generate_one(session: Session, prompt: Prompt, output: Output, *, plain: boo
                 written += (piece := generation.take())
                 output.text(piece)
             if output.trace is not None:
-                print(_trace_line(finished, prompt.name), file=output.trace, flush=True)
+                _write_trace(output.trace, _trace_line(finished, prompt.name))
     except KeyboardInterrupt:
         interrupted = True
     finally:  # also when the run fails: what was generated stays, and an error starts on a line of its own
         if as_text:
             rest = generation.take(final=True)
             output.text(rest)
-            if not (written + rest).endswith("\n"):
+            if generation.rounds and not (written + rest).endswith("\n"):
                 output.text("\n")
     finish_one(generation, prompt, output, interrupted=interrupted)
 
@@ -261,7 +303,7 @@ def finish_one(generation: Generation, prompt: Prompt, output: Output, *, interr
             report.result_json(generation, check, cost, prompt=prompt.text, name=prompt.name, interrupted=interrupted)
         )
     elif prompt.record is not None:
-        line = report.line_json(generation, check, record=prompt.record)
+        line = report.line_json(generation, check, record=prompt.record, interrupted=interrupted)
         output.text(json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n")
     elif not output.quiet and generation.rounds:
         print_tables(generation, check, cost, interrupted=interrupted)
@@ -360,6 +402,12 @@ def run(
     with guarded(debug):
         from specgen.profiles import load_profile
 
+        if trace is not None and any(n != "-" and Path(n).resolve() == trace.resolve() for n in inputs or []):
+            raise UsageError(f"--trace {trace}: is an input; name another file")
+        if plain and k is not None:
+            raise UsageError("--k means nothing with --plain: there is no draft")
+        if plain and mode is not None and mode.approximate:
+            raise UsageError(f"--mode {mode} means nothing with --plain: there is no draft to verify")
         prompts = read_prompts(inputs or [], prompt)
         flags = {
             "decoding.mode": mode, "decoding.k": k, "decoding.max_new_tokens": max_new_tokens,

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from specgen.audit import CheckResult, SelfCheck, drift_bound, not_applicable
+from specgen.audit import CheckResult, SelfCheck, drift_bound, edge_fraction, not_applicable
 from specgen.bench import interleaved_medians
 from specgen.decoding import autoregressive, speculative, start
 from specgen.drafting import Drafter
@@ -135,7 +135,9 @@ class Generation:
             return not_applicable(Mode.GREEDY)
         if pair.sampling.mode.approximate and not self.plain:
             return not_applicable(pair.sampling.mode)
-        check = SelfCheck(drift_bound(pair.dtype, pair.sampling.temperature), pair.sampling.mode)
+        check = SelfCheck(
+            drift_bound(pair.dtype, pair.sampling.temperature), pair.sampling.mode, edge_fraction(pair.dtype)
+        )
         check.add(pair.target, self.drafter, pair.processors, self.prompt, self.rounds)
         return check.result()
 

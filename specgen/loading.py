@@ -77,6 +77,9 @@ class Session:
     def generate(self, prompt: str | list[int], *, plain: bool = False) -> Generation:
         """A generation to iterate over. plain: decode without the draft. A list is taken as token ids."""
         tokens = self.encode(prompt) if isinstance(prompt, str) else prompt
+        vocabulary = self.pair.target.vocabulary
+        if not tokens or not all(0 <= t < vocabulary for t in tokens):
+            raise UsageError(f"a prompt needs token ids from 0 to {vocabulary - 1}, and at least one")
         if not plain and self.pair.drafter is None:
             raise UsageError(f"profile {self.profile.name} has no draft: add one, or decode with --plain")
         return Generation(self.pair, tokens, plain=plain)

@@ -57,6 +57,13 @@ Number = Annotated[float, Field(allow_inf_nan=False), BeforeValidator(_yaml_floa
 TokenRefs = Annotated[tuple[Count | Text, ...], Field(strict=False)]  # not strict: YAML has lists only
 
 
+def _workable(temperature: float) -> float:
+    """Logits divided by less than this leave float32; nobody means it by anything but greedy."""
+    if temperature != 0 and temperature < 0.001:
+        raise ValueError("too small")
+    return temperature
+
+
 class _Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -114,7 +121,9 @@ class DecodingSettings(_Section):
     mode: Annotated[Mode, Field(strict=False)] | None = Field(default=None, description=" or ".join(Mode))
     k: Annotated[int, Field(ge=1, le=64)] | None = Field(default=None, description="an integer from 1 to 64")
     max_new_tokens: Annotated[int, Field(ge=1)] | None = Field(default=None, description="an integer of at least 1")
-    temperature: Annotated[Number, Field(ge=0)] | None = Field(default=None, description="a finite number, 0 or more")
+    temperature: Annotated[Number, AfterValidator(_workable)] | None = Field(
+        default=None, description="0 (greedy), or a finite number of at least 0.001"
+    )
     top_k: Count | None = Field(default=None, description="an integer, 0 (off) or more")
     top_p: Annotated[Number, Field(gt=0, le=1)] | None = Field(
         default=None, description="a number greater than 0 and at most 1"
@@ -671,6 +680,8 @@ def _settle_mode(
         sources["temperature"] = "generation_config" if known else "default"
     if not (by_mode or by_temperature):
         return
+    if by_temperature and values["mode"] not in (Mode.EXACT, Mode.GREEDY) and rank["mode"] >= rank["temperature"]:
+        raise UsageError(f"temperature 0 is greedy, and mode {values['mode']} draws: leave one of the two out")
     setter = max(rank["mode"] if by_mode else 0, rank["temperature"] if by_temperature else 0)
     for name in ("temperature", *_WARPERS):
         if values[name]:

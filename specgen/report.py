@@ -121,7 +121,7 @@ def summary(
     row("contract", f"{sampling.mode.value}: {generation.promise}")
     names = (*_MODE_SETTINGS.get(sampling.mode, ()), *_SETTINGS)
     row("settings", "; ".join(filter(None, (setting(sampling, name) for name in names))))
-    row("seed, k", f"{sampling.seed}, {sampling.k}")
+    row("seed, k", f"{sampling.seed}, {'no draft' if generation.plain else sampling.k}")
     if not generation.plain:
         source = "overlap" if sampling.mode is Mode.EXACT else "rule"
         counted = f"{s.accepted} accepted / {s.tested} tested"
@@ -205,14 +205,16 @@ def result_json(
     )
 
 
-def line_json(generation: Generation, check: CheckResult | None, *, record: dict[str, Any]) -> dict[str, Any]:
+def line_json(
+    generation: Generation, check: CheckResult | None, *, record: dict[str, Any], interrupted: bool = False
+) -> dict[str, Any]:
     """One line of output for one line of .jsonl input: its fields, and what became of its prompt."""
     s = generation.statistics
     return plain_data(
         {
             **record,
             "text": generation.text,
-            "finish": generation.finish,
+            "finish": "interrupted" if interrupted else generation.finish,
             "tokens": generation.tokens,
             "mode": generation.pair.sampling.mode,
             "promise": generation.promise,

@@ -782,3 +782,50 @@ def test_default_profile(tmp_path: Path) -> None:
     assert len(answer["prompt_tokens"]) > 15  # the chat template's words are in it
     assert "Paris" in answer["text"]
     assert answer["promise"].startswith("token for token")
+
+
+# -------------------------------------------------------------------------------------- what a stranger found
+
+
+def test_closed_standard_streams(pair: Path) -> None:
+    words = f"run p.txt --profile pair.yaml --max-new-tokens {N}"
+    usual_text = shell(pair, f"specgen {words} -q").stdout
+    no_stderr = shell(pair, f"specgen {words} 2>&-")
+    assert (no_stderr.returncode, no_stderr.stdout) == (0, usual_text)
+    no_stdout = shell(pair, f"specgen {words} >&-")
+    assert no_stdout.returncode == 2
+    assert no_stdout.stderr == "specgen: stdout is closed: there is nowhere to write to\n"
+    refused(shell(pair, "specgen run - --profile pair.yaml <&-"), 2, "stdin is closed")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_is_named(pair: Path) -> None:
+    for command in ("specgen --version >/dev/full", "specgen --help >/dev/full"):
+        result = shell(pair, command)
+        assert result.returncode == 1
+        assert "Traceback" not in result.stderr
+        assert "No space left" in result.stderr
+    result = run(pair, "p.txt", "--trace", "/dev/full")
+    assert result.returncode == 1
+    assert "cannot write --trace /dev/full: No space left on device" in result.stderr
+    assert result.stdout.endswith("\n")
+
+
+def test_a_trace_never_overwrites_an_input(pair: Path) -> None:
+    before = (pair / "p.txt").read_bytes()
+    refused(run(pair, "p.txt", "--trace", "./p.txt"), 2, "--trace p.txt: is an input")
+    assert (pair / "p.txt").read_bytes() == before
+
+
+def test_the_last_line_ending_is_not_part_of_the_prompt(pair: Path, tmp_path: Path) -> None:
+    from specgen.cli import read_prompts
+
+    for ending in ("", "\n", "\r\n"):
+        file = tmp_path / "prompt.txt"
+        file.write_bytes(b"two\n\nlines" + ending.encode())
+        assert [p.text for p in read_prompts([str(file)], None)] == ["two\n\nlines"]
+
+
+def test_options_that_would_do_nothing_are_refused(pair: Path) -> None:
+    refused(run(pair, "p.txt", "--plain", "--k", "2"), 2, "--k means nothing with --plain")
+    refused(run(pair, "p.txt", "--plain", "--mode", "lenient"), 2, "--mode lenient means nothing with --plain")

@@ -204,3 +204,9 @@ def test_settings_of_the_modes() -> None:
     with pytest.raises(UsageError, match="--lenience"):
         load_profile("smollm2", {"decoding.mode": "lenient", "decoding.lenience": 1.5})
     assert rule_for(Sampling(mode=Mode.TYPICAL)).name == "typical"
+
+
+@pytest.mark.parametrize("mode", ["coupled", "lenient", "typical"])
+def test_temperature_zero_and_a_mode_that_draws_contradict_each_other(mode: str) -> None:
+    with pytest.raises(UsageError, match=f"mode {mode} draws"):
+        load_profile("smollm2", {"decoding.mode": mode, "decoding.temperature": 0})

@@ -288,8 +288,8 @@ def test_bad_sections(folder: Path, text: str, words: str) -> None:
         ("max_new_tokens", [0, "1"], "an integer of at least 1"),
         (
             "temperature",
-            [[1], -0.1, float("inf"), float("nan"), "1e999", "hot", True],
-            "a finite number, 0 or more",
+            [[1], -0.1, 1e-40, 0.0009, float("inf"), float("nan"), "1e999", "hot", True],
+            "0 (greedy), or a finite number of at least 0.001",
         ),
         ("top_k", [-1, 1.5], "an integer, 0 (off) or more"),
         ("top_p", [0, 1.01, "x"], "a number greater than 0 and at most 1"),
@@ -509,7 +509,7 @@ def test_every_setting_of_transformers_is_taken_refused_or_ignored() -> None:
 @pytest.mark.parametrize(
     ("config", "words"),
     [
-        ({"temperature": -1}, "temperature -1 is not allowed; expected a finite number"),
+        ({"temperature": -1}, "temperature -1 is not allowed; expected 0 (greedy), or a finite number"),
         ({"top_p": "x"}, "top_p 'x' is not allowed"),
         ({"stop_strings": 3}, "stop_strings 3 is not allowed"),
         ({"suppress_tokens": [-1]}, "suppress_tokens [-1] is not allowed"),

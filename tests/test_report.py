@@ -205,7 +205,7 @@ def test_summary_of_plain_decoding() -> None:
     assert cells(report.summary(generation(rounds, drafter=None), None, None)) == [
         ("contract", "exact: plain decoding of the target, no draft"),
         ("settings", "temperature 1.0 (default)"),
-        ("seed, k", "0, 4"),
+        ("seed, k", "0, no draft"),
         ("tokens/s", "256.00 (3 tokens, prefill apart)"),
         ("finish", "none"),
         ("check of itself", "left out"),

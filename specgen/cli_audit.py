@@ -1,0 +1,223 @@
+"""`specgen audit`: parse, load, check, print. Heavy imports stay inside the command."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from specgen.profiles import DEFAULT_PROFILE
+from specgen.rounds import PROMISES, Mode, UsageError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from specgen.auditing import Auditor, AuditResult, Control
+    from specgen.loading import Session
+
+EXIT_FAILED = 1
+MAX_NEW_TOKENS = 48
+PROMPTS = (
+    "Explain to a child why the moon changes its shape in the course of a month.",
+    "The ferry left the harbour at six in the morning, and by noon",
+    "def running_mean(values, width):\n    \"\"\"The mean of each window of that width.\"\"\"\n",
+    "List three things to check before lending a bicycle to a friend.",
+    "Q: What is 17 times 6?\nA: 102\nQ: What is 23 times 4?\nA:",
+)  # fmt: skip
+STYLES = {"pass": "green", "FAIL": "bold red"}
+
+
+def audit(
+    profile: Annotated[str, typer.Option(help="A built-in profile's name, or a YAML file.")] = DEFAULT_PROFILE,
+    mode: Annotated[Mode | None, typer.Option(help="What is promised of the text.")] = None,
+    k: Annotated[int | None, typer.Option(help="Tokens drafted in a round.", show_default="4")] = None,
+    prompts: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="FILE", show_default="a few of its own", help="Prompt file; .jsonl holds many. Repeatable."
+        ),
+    ] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Seeds a prompt, pooled.")] = 4,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens of each text.")] = MAX_NEW_TOKENS,
+    temperature: Annotated[
+        float | None, typer.Option(help="0 is greedy.", show_default="the checkpoint's, else 1")
+    ] = None,
+    top_k: Annotated[int | None, typer.Option(help="Keep the k most probable tokens; 0: all.")] = None,
+    top_p: Annotated[float | None, typer.Option(help="Keep the smallest set with this probability.")] = None,
+    min_p: Annotated[float | None, typer.Option(help="Drop what is less probable than this times the best.")] = None,
+    lenience: Annotated[float | None, typer.Option(help="Of mode lenient; 1 is exact.", show_default="0.5")] = None,
+    typical_epsilon: Annotated[float | None, typer.Option(help="Of mode typical.", show_default="0.3")] = None,
+    typical_delta: Annotated[float | None, typer.Option(help="Of mode typical.", show_default="0.09")] = None,
+    repetition_penalty: Annotated[float | None, typer.Option(help="Of tokens already in the text; 1: none.")] = None,
+    ban: Annotated[list[str] | None, typer.Option(help="Never draw this token (id or string). Repeatable.")] = None,
+    seed: Annotated[int | None, typer.Option(help="The first seed.", show_default="0")] = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="auto, float64, float32, bfloat16 or float16.")] = None,
+    prove: Annotated[bool, typer.Option("--prove", help="float32, whatever the profile says.")] = False,
+    budget: Annotated[
+        float, typer.Option(min=0, help="Seconds, loading apart. What finds no time is reported so, not as passed.")
+    ] = 120.0,
+    control: Annotated[
+        bool,
+        typer.Option(
+            "--control", help="Audit two rules that are wrong on purpose instead: 0 if both are caught, else 1."
+        ),
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout instead of a table.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No notes or progress.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Tracebacks for errors.")] = False,
+) -> None:
+    """Check that a pair, its rule and this machine keep the target's distribution: one table, exit code 1 if not."""
+    from specgen.cli import guarded, load_quietly, read_prompts
+
+    with guarded(debug):
+        from specgen.profiles import load_profile
+
+        if prove and dtype not in (None, "float32"):
+            raise UsageError(f"--prove runs in float32: leave --dtype {dtype} out")
+        texts = [p.text for p in read_prompts(prompts, None)] if prompts else list(PROMPTS)
+        flags = {
+            "decoding.mode": mode, "decoding.k": k, "decoding.max_new_tokens": max_new_tokens,
+            "decoding.temperature": temperature, "decoding.top_k": top_k, "decoding.top_p": top_p,
+            "decoding.min_p": min_p, "decoding.lenience": lenience, "decoding.typical_epsilon": typical_epsilon,
+            "decoding.typical_delta": typical_delta, "decoding.repetition_penalty": repetition_penalty,
+            "decoding.ban": [int(b) if b.isascii() and b.isdigit() else b for b in ban or []],
+            "decoding.seed": seed, "device": device, "dtype": "float32" if prove else dtype,
+        }  # fmt: skip
+        settings = load_profile(profile, flags)
+        if settings.draft is None:
+            raise UsageError(f"profile {profile} has no draft: there is nothing to audit")
+        session = load_quietly(settings, plain=False, quiet=quiet)
+        if control and session.sampling.mode is not Mode.EXACT:
+            raise UsageError(f"--control is for mode exact, not {session.sampling.mode.value}")
+        failed = _audit(session, texts, seeds=seeds, budget=budget, control=control, as_json=as_json, quiet=quiet)
+        if failed:
+            raise typer.Exit(EXIT_FAILED)
+
+
+def _audit(
+    session: Session, texts: list[str], *, seeds: int, budget: float, control: bool, as_json: bool, quiet: bool
+) -> bool:
+    """Audits, prints, and says whether it failed."""
+    from specgen import auditing
+    from specgen.cli import stderr_console
+
+    prompts = [session.encode(text) for text in texts]
+    console = stderr_console()
+    moving = console.is_terminal and console.color_system is not None and not quiet
+    with console.status("audit…") if moving else contextlib.nullcontext() as status:
+
+        def progress(name: str) -> None:
+            if status is not None:
+                status.update(f"audit: {name}…")
+
+        auditor = auditing.Auditor(session.pair, prompts, seeds=seeds, budget=budget, progress=progress)
+        results: AuditResult | list[Control] = auditing.control(auditor) if control else auditor.run()
+    if as_json:
+        document = _document(session, auditor, texts, results)
+        print(json.dumps(document, ensure_ascii=False, allow_nan=False))
+    else:
+        _print(auditor, results)
+    if isinstance(results, list):
+        return not all(c.caught for c in results)
+    return not results.passed
+
+
+def _print(auditor: Auditor, results: AuditResult | list[Control]) -> None:
+    from rich.text import Text
+
+    console = _stdout_console()
+    if isinstance(results, list):
+        for c in results:
+            console.print(findings_table(c.result, f"Control: the rule {c.rule}, which is wrong on purpose"))
+            caught = f"caught by {', '.join(c.result.failed)}" if c.caught else "NOT CAUGHT"
+            console.print(Text(f"{c.rule}: {caught}\n"))
+        return
+    mode = auditor.sampling.mode
+    console.print(findings_table(results, f"Audit of mode {mode.value}: {PROMISES[mode].partition(';')[0]}"))
+    console.print(Text(results.verdict))
+    if results.no_time:
+        console.print(Text(f"not checked, for want of time: {', '.join(results.no_time)} (give a larger --budget)"))
+
+
+def _stdout_console() -> Any:
+    import os
+
+    from rich.console import Console
+
+    width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else 110
+    return Console(width=width, highlight=False, color_system=None if os.environ.get("NO_COLOR") else "auto")
+
+
+def findings_table(result: AuditResult, title: str) -> Table:
+    """A row a check: what was measured, the bound, the verdict, and what a failure would mean."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title=Text(title), box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
+    table.add_column("check", no_wrap=True)
+    table.add_column("measured", overflow="fold", ratio=7)
+    table.add_column("bound", overflow="fold", ratio=2)
+    table.add_column("verdict", overflow="fold", ratio=2)
+    table.add_column("a failure would mean", overflow="fold", ratio=5)
+    for f in result.findings:
+        measured = "\n".join([f.measured, *f.notes])
+        verdict = Text(f.status.value, style=STYLES.get(f.status.value, ""))
+        table.add_row(Text(f.name), Text(measured), Text(f.bound), verdict, Text(f.meaning))
+    return table
+
+
+def _document(
+    session: Session, auditor: Auditor, texts: list[str], results: AuditResult | list[Control]
+) -> dict[str, Any]:
+    from specgen.environment import describe
+    from specgen.profiles import merged_settings
+    from specgen.report import SCHEMA_VERSION, plain_data
+
+    pair = session.pair
+    target: Any = pair.target
+    document: dict[str, Any] = {
+        "schema_version": SCHEMA_VERSION,
+        "kind": "audit",
+        "profile": merged_settings(session.profile),
+        "sampling": pair.sampling,
+        "promise": PROMISES[pair.sampling.mode],
+        "checkpoints": session.located,
+        "dtype": str(pair.dtype).removeprefix("torch."),
+        "device": str(target.device),
+        "environment": describe(),
+        "prompts": texts,
+        "seeds": auditor.seeds,
+        "budget_s": auditor.budget,
+    }
+    if isinstance(results, list):
+        document["control"] = [{"rule": c.rule, "caught": c.caught, **_findings(c.result)} for c in results]
+        document["passed"] = all(c.caught for c in results)
+    else:
+        document |= _findings(results)
+    return plain_data(document)
+
+
+def _findings(result: AuditResult) -> dict[str, Any]:
+    from specgen.report import plain_data
+
+    return {
+        "passed": result.passed,
+        "verdict": result.verdict,
+        "failed": result.failed,
+        "no_time": result.no_time,
+        "findings": [{**plain_data(f), "meaning": f.meaning} for f in result.findings],
+    }
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the command to the program."""
+    app.command(
+        epilog="A pass is 'no fault seen in n positions', no certificate; more seeds, prompts and time see more.\n\n"
+        "Examples:\n\n specgen audit --prove\n\n specgen audit --mode coupled --seeds 8 --budget 600\n\n"
+        " specgen audit --control"
+    )(audit)  # fmt: skip
