@@ -9,7 +9,9 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from transformers import DynamicCache
 
+from specgen.cache import in_place
 from specgen.rounds import RunError, UsageError
 
 PREFILL_CHUNK = 512  # tokens a call: bounds the activations of a long prompt
@@ -65,9 +67,10 @@ class CausalLM:
     does not hold what was fed (some releases swallow an unknown cache argument and cache nothing).
     """
 
-    def __init__(self, model: Any, role: str, vocabulary: int | None = None) -> None:
+    def __init__(self, model: Any, role: str, vocabulary: int | None = None, *, engine: str = "eager") -> None:
         self.model = model
         self.role = role
+        self.engine = engine
         self.device: torch.device = model.device
         config = model.config.get_text_config()
         self.vocabulary = vocabulary or int(config.vocab_size)
@@ -82,12 +85,10 @@ class CausalLM:
         self.reset()
 
     def _new_cache(self) -> Any:
-        from transformers import DynamicCache
-
-        cache = DynamicCache(config=self.model.config)
+        cache = in_place(DynamicCache(config=self.model.config))
         cache.activate_past_recording()  # sliding windows keep what a rollback may need again
         if any(cache.is_sliding) and not any(cache.is_linear) and not _windows_take_several_calls():
-            return DynamicCache()  # whole layers: more memory, but the model's mask still hides the past
+            return in_place(DynamicCache())  # whole layers: more memory, but the model's mask hides the past
         if not cache.is_croppable:
             raise UsageError(
                 f"the {self.role} ({type(self.model).__name__}) keeps a recurrent state that cannot be rolled back: "
