@@ -25,11 +25,12 @@ def build(config: Any, seed: int, dtype: torch.dtype = torch.float32) -> Any:
 
 
 def tiny_llama(
-    seed: int = 0, layers: int = 2, hidden: int = 32, vocab: int = 50, dtype: torch.dtype = torch.float32
-) -> Any:
+    seed: int = 0, layers: int = 2, hidden: int = 32, vocab: int = 50, dtype: torch.dtype = torch.float32,
+    tie: bool = False,
+) -> Any:  # fmt: skip
     config = tf.LlamaConfig(
         vocab_size=vocab, hidden_size=hidden, intermediate_size=2 * hidden, num_hidden_layers=layers,
-        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=1024, tie_word_embeddings=False,
+        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=1024, tie_word_embeddings=tie,
         bos_token_id=None, eos_token_id=None,
     )  # fmt: skip
     return build(config, seed, dtype)
