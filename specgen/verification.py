@@ -39,9 +39,9 @@ def residual(target_probs: Tensor, draft_probs: Tensor) -> Tensor:
 
 def accept_exact(target_probs: Tensor, draft_probs: Tensor) -> Tensor:
     """min(1, target/draft); 1 throughout a row whose residual has no mass: there is nothing to correct there."""
-    ratio = torch.where(draft_probs > 0, target_probs / draft_probs, torch.ones_like(target_probs)).clamp(max=1)
     agree = residual(target_probs, draft_probs).sum(-1, keepdim=True) <= 0
-    return torch.where(agree, torch.ones_like(ratio), ratio)
+    ratio = (target_probs / draft_probs).nan_to_num(nan=1.0)  # 0/0: what the draft never draws
+    return (ratio + agree).clamp(max=1)
 
 
 def accept_greedy(target_probs: Tensor, draft_probs: Tensor) -> Tensor:
@@ -164,13 +164,12 @@ def verify(
     k = len(drafted)
     if rule.by_match:
         return _verify_by_match(target_probs, drafted, position, round_index, uniforms)
-    keep = rule.accept(target_probs[:k], draft_probs) if k else None
     for j, token in enumerate(drafted):
-        assert keep is not None
-        a = float(keep[j, token])
+        keep = rule.accept(target_probs[j], draft_probs[j])
+        a = float(keep[token])
         u = uniforms(Stream.ACCEPT, position + j, round_index, torch.tensor([a, 1.0], dtype=torch.float64))
         if not u < a:
-            weights = rule.correction(target_probs[j], draft_probs[j], keep[j])
+            weights = rule.correction(target_probs[j], draft_probs[j], keep)
             chosen = draw(weights, Stream.CORRECTION, position + j, round_index, uniforms)
             return Verdict(j, j + 1, int(chosen), Origin.CORRECTION)
     chosen = draw(target_probs[k], Stream.BONUS, position + k, round_index, uniforms)

@@ -270,7 +270,7 @@ def test_other_temperatures_keep_the_other_processors() -> None:
     greedy = at_temperature(Processors.of(sampling), sampling, 0)
     assert [type(p).__name__ for p in greedy.chain] == [
         "RepetitionPenaltyLogitsProcessor",
-        "SuppressTokensLogitsProcessor",
+        "Ban",
     ]
     assert greedy.greedy
     logits[:, 1] = 100
@@ -448,7 +448,7 @@ def result_of(folder: Path, *arguments: str, profile: str = "pair.yaml") -> Any:
 
 def test_json_holds_every_position_and_agrees_with_itself(folder: Path) -> None:
     data = result_of(folder, "p.txt", "[red]q.txt", "--c", "0.1", "--max-k", "3")
-    assert (data["schema_version"], data["kind"], data["own"]) == (1, "overlap", None)
+    assert (data["schema_version"], data["kind"], data["own"]) == (2, "overlap", None)
     assert data["costs"]["verify"] == [1.0] * 4
     assert "only indicative" in data["notes"][0]
     assert {"packages", "git", "threads"} <= data["environment"].keys()
