@@ -1,0 +1,226 @@
+"""A bench's analysis → rich tables, Markdown, CSV. Every number is computed in `analysis.py`; here it is laid out."""
+
+from __future__ import annotations
+
+import csv as csv_module
+import io
+from dataclasses import dataclass
+
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from specgen.analysis import LEAST_STEPS, Analysis, ArmRow, CostRow, interval_text
+from specgen.report import milliseconds, number, percent
+from specgen.results import Bench, Divergence
+from specgen.rounds import PROMISES, Mode
+
+_ARM_COLUMNS = (
+    "name", "kind", "profile", "k", "engine", "batch", "alpha", "predicted_alpha", "tau", "draft_s", "verify_s",
+    "other_s", "tokens_per_second", "seconds_per_token", "first_s", "prefill_s", "draft_share", "verify_share",
+    "other_share", "mean_bias", "predicted", "ratio",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """A table before it is drawn. The first `texts` columns hold words, the others numbers."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    caption: str = ""
+    texts: int = 1
+
+
+def tables(analysis: Analysis, bench: Bench) -> list[Table | Text]:
+    """What a person reads: the tables, then the lines (identical texts, warnings, verdict, mode), in this order."""
+    return [*map(_drawn, grids(analysis, bench)), *map(Text, lines(analysis, bench))]
+
+
+def markdown(analysis: Analysis, bench: Bench) -> str:
+    """The same as Markdown."""
+    parts = []
+    for grid in grids(analysis, bench):
+        marks = ["---" if i < grid.texts else "---:" for i in range(len(grid.columns))]
+        cells = [[column.replace("\n", " ") for column in grid.columns], marks, *grid.rows]
+        shown = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in cells]
+        caption = f"\n\n{grid.caption}" if grid.caption else ""
+        parts.append(f"### {grid.title}\n\n" + "\n".join(shown) + caption)
+    parts.append("\n".join(f"- {line}" for line in lines(analysis, bench)))
+    return "\n\n".join(parts) + "\n"
+
+
+def csv(analysis: Analysis, bench: Bench) -> str:
+    """One row an arm, every number in full (seconds, shares of 1); an empty cell where there is none."""
+    out = io.StringIO()
+    writer = csv_module.writer(out, lineterminator="\n")
+    interval = ("speedup", "speedup_low", "speedup_high", "speedup_coverage", "speedup_n")
+    writer.writerow([*_ARM_COLUMNS, *interval, "c", "bytes_per_token", "bandwidth", "bandwidth_share", "identical",
+                     "identical_of"])  # fmt: skip
+    for row, cost in zip(analysis.arms, analysis.costs, strict=True):
+        s = row.speedup
+        values = [getattr(row, name) for name in _ARM_COLUMNS]
+        values += [s.estimate, s.low, s.high, s.coverage, s.n] if s else [None] * 5
+        values += [cost.c, cost.bytes_per_token, cost.bandwidth, cost.bandwidth_share]
+        writer.writerow([*values, *analysis.identical.get(row.name, (None, None))])
+    return out.getvalue()
+
+
+def _drawn(grid: Grid) -> Table:
+    table = Table(title=grid.title, box=box.SIMPLE_HEAD, title_justify="left", padding=(0, 1, 0, 0), pad_edge=False,
+                  caption=Text(grid.caption) if grid.caption else None, caption_justify="left")  # fmt: skip
+    for i, column in enumerate(grid.columns):
+        table.add_column(Text(column), justify="left" if i < grid.texts else "right", overflow="fold")
+    for row in grid.rows:
+        table.add_row(*map(Text, row))
+    return table
+
+
+def grids(analysis: Analysis, bench: Bench) -> list[Grid]:
+    """The tables that have anything to show."""
+    built = (
+        speedup_grid(analysis, bench), positions_grid(analysis), calls_grid(analysis), cost_grid(analysis),
+        categories_grid(analysis), prediction_grid(analysis, bench),
+    )  # fmt: skip
+    return [grid for grid in built if grid.rows]
+
+
+def speedup_grid(analysis: Analysis, bench: Bench) -> Grid:
+    columns = (
+        "arm", "α", "τ", "draft\nms/token", "verify\nms", "other\nms", "tokens\n/s", "first\ntoken ms", "speedup",
+        "predicted\nspeedup", "ratio",
+    )  # fmt: skip
+    rows = tuple(_speedup_cells(row) for row in analysis.arms)
+    return Grid("Speedup", columns, rows, _speedup_caption(analysis, bench))
+
+
+def _speedup_cells(row: ArmRow) -> tuple[str, ...]:
+    return (
+        row.name, number(row.alpha, 3), number(row.tau), _ms(row.draft_s), _ms(row.verify_s), _ms(row.other_s),
+        number(row.tokens_per_second, 1), _ms(row.first_s), interval_text(row.speedup), number(row.predicted),
+        number(row.ratio),
+    )  # fmt: skip
+
+
+def _speedup_caption(analysis: Analysis, bench: Bench) -> str:
+    design = bench.design
+    text = (
+        f"{len(bench.prompts)} prompts × {_runs(design.runs_done)} × {design.max_new_tokens} tokens, {bench.dtype} "
+        f"on {bench.device}. Medians; verify and other per round; first token: the prefill and the first "
+        "round; ratio: speedup / predicted speedup."
+    )
+    found = {row.speedup.n: row.speedup for row in analysis.arms if row.speedup is not None}
+    for n, speedup in sorted(found.items()):
+        units = "prompts" if {row.batch for row in analysis.arms if row.speedup == speedup} == {1} else "groups"
+        if speedup.coverage is None:
+            text += f" Speedup: median over {n} {units}, too few prompts for an interval."
+        else:
+            text += f" Speedup: median over {n} {units} [{speedup.coverage:.1%} interval]."
+    return text
+
+
+def positions_grid(analysis: Analysis) -> Grid:
+    columns = ("arm", "position", "drafted", "tested", "accepted", "rate if tested", "rate of all", "mean overlap")
+    rows = tuple(
+        (p.arm, str(p.position), str(p.drafted), str(p.tested), str(p.accepted), number(p.rate, 3),
+         number(p.cumulative, 3), number(p.overlap, 3))
+        for p in analysis.positions
+    )  # fmt: skip
+    caption = "Rate if tested: accepted / tested. Rate of all: accepted / rounds that drafted so many tokens."
+    return Grid("Acceptance by position", columns, rows, caption)
+
+
+def calls_grid(analysis: Analysis) -> Grid:
+    """The verify-width curve of each profile and engine, as probed, beside the prices of the widest arm."""
+    widest: dict[tuple[str, str], CostRow] = {}
+    for cost in analysis.costs:
+        key = (cost.profile, cost.engine)
+        if key not in widest or len(cost.priced) > len(widest[key].priced):
+            widest[key] = cost
+    rows = tuple(
+        (profile, engine, str(w), _ms(cost.widths.get(w)), number(cost.relative.get(w)), _ms(cost.priced.get(w)))
+        for (profile, engine), cost in widest.items()
+        for w in sorted({*cost.widths, *cost.priced})
+    )
+    columns = ("profile", "engine", "tokens in the call", "probed ms", "T(w)/T(1)", "in this bench ms")
+    caption = (
+        f"In this bench: the median of its own calls on so many tokens; where there were fewer than {LEAST_STEPS}, "
+        "the probe scaled to the bench's T(1)."
+    )
+    return Grid("Cost of a target call", columns, rows, caption, texts=2)
+
+
+def cost_grid(analysis: Analysis) -> Grid:
+    columns = ("arm", "c", "draft", "verify", "other", "read MB/token", "read GB/s", "of copy bandwidth")
+    rows = tuple(
+        (cost.arm, number(cost.c, 3), percent(cost.draft_share), percent(cost.verify_share),
+         percent(cost.other_share), _scaled(cost.bytes_per_token, 1e6), _scaled(cost.bandwidth, 1e9),
+         percent(cost.bandwidth_share))
+        for cost in analysis.costs
+    )  # fmt: skip
+    caption = (
+        "c: a draft step / a single-token target call. Draft, verify, other: shares of the decoding time. Read: "
+        "weights and cache per committed token, target and draft, and the same a second."
+    )
+    return Grid("Cost", columns, rows, caption)
+
+
+def categories_grid(analysis: Analysis) -> Grid:
+    rows = tuple(
+        (c.category, c.arm, str(c.prompts), number(c.alpha, 3), number(c.tau), interval_text(c.speedup))
+        for c in analysis.categories
+    )
+    small = any(c.speedup is not None and c.speedup.coverage is None for c in analysis.categories)
+    caption = "Without brackets: too few prompts for an interval." if small else ""
+    return Grid("By category", ("category", "arm", "prompts", "α", "τ", "speedup"), rows, caption, texts=2)
+
+
+def prediction_grid(analysis: Analysis, bench: Bench) -> Grid:
+    """Every k predicted, where more were than measured."""
+    measured = {(r.profile, r.engine, r.batch, r.k): r.speedup for r in analysis.arms if r.kind != "plain"}
+    keys = [(p.profile, p.engine, p.batch, p.k) for p in analysis.predictions]
+    rows = tuple(
+        (p.profile, p.engine, str(p.batch), str(p.k), number(p.alpha, 3), number(p.tau), number(p.speedup),
+         interval_text(measured.get(key)))
+        for key, p in zip(keys, analysis.predictions, strict=True)
+    )  # fmt: skip
+    columns = ("profile", "engine", "B", "k", "α", "τ", "predicted speedup", "speedup")
+    caption = "From the baseline's texts, teacher-forced, and the measured costs."
+    return Grid("Prediction by k", columns, rows if set(keys) > set(measured) else (), caption, texts=2)
+
+
+def lines(analysis: Analysis, bench: Bench) -> list[str]:
+    """Below the tables: identical texts, divergences, bias, warnings, the verdict, the mode and its promise."""
+    result = [f"{arm}: identical {same}/{of}" for arm, (same, of) in analysis.identical.items()]
+    result += [_divergence(d, bench) for d in bench.divergences]
+    result += [
+        f"{row.name}: bias {number(row.mean_bias, 4)}, mean total variation from the target's distribution"
+        for row in analysis.arms if row.mean_bias is not None
+    ]  # fmt: skip
+    result += [f"note: {note}" for note in bench.notes]
+    result += [f"warning: {warning}" for warning in analysis.warnings]
+    result.append(f"verdict: {analysis.verdict.text}")
+    mode = Mode(bench.sampling["mode"])
+    return [*result, f"mode: {mode.value}: {PROMISES[mode]}"]
+
+
+def _divergence(d: Divergence, bench: Bench) -> str:
+    cause = "a tie broken by arithmetic" if d.tie else "NOT explained by arithmetic"
+    return (
+        f"{d.arm}: {bench.prompts[d.prompt].name}, run {d.run}, differs from position {d.position}: token {d.token} "
+        f"for {d.plain_token}; top-2 margin {d.plain_margin:.3g} in the plain call, {d.verify_margin:.3g} in the "
+        f"verifying call, which differ by {d.difference:.3g}: {cause}"
+    )
+
+
+def _runs(n: int) -> str:
+    return f"{n} run{'' if n == 1 else 's'}"
+
+
+def _ms(seconds: float | None) -> str:
+    return "-" if seconds is None else milliseconds(seconds)
+
+
+def _scaled(value: float | None, unit: float) -> str:
+    return number(None if value is None else value / unit, 2)
