@@ -81,11 +81,15 @@ class ZSum:
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """All rows. passed: no row failed. reason: why there is no row, where there is none."""
+    """All rows. passed: no row failed. reason: why there is no row, where there is none.
+
+    ratios: [positions] of the committed tokens (see `kept_ratio`); None where the draft proposes nothing.
+    """
 
     positions: int
     rows: tuple[CheckRow, ...]
     reason: str | None = None
+    ratios: tuple[float | None, ...] = ()
 
     @property
     def passed(self) -> bool:
@@ -118,6 +122,7 @@ class SelfCheck:
     draft_drift: float = 0.0
     impossible: list[str] = field(default_factory=list)
     z: dict[str, ZSum] = field(default_factory=dict)
+    ratios: list[float | None] = field(default_factory=list)
 
     def add(
         self, target: LanguageModel, drafter: Drafter | None, processors: Processors,
@@ -136,6 +141,7 @@ class SelfCheck:
             for row, i in zip(probs, range(first - len(prompt), len(committed)), strict=False):
                 draft = next(drafts)
                 self._compare(row, draft, committed[i])
+                self.ratios.append(None if draft is None else kept_ratio(self.mode, row, draft, committed[i].token))
                 self._accumulate(row, draft, committed[i].token, committed[i].origin, tested[i])
 
     @staticmethod
@@ -208,7 +214,22 @@ class SelfCheck:
             )
             if name in self.z
         ]
-        return CheckResult(self.positions, tuple(rows))
+        return CheckResult(self.positions, tuple(rows), ratios=tuple(self.ratios))
+
+
+def kept_ratio(mode: Mode, target: Tensor, draft: Tensor, token: int) -> float:
+    """The probability that the token, given that it was committed, would have been kept had it been tested.
+
+    target, draft: [V]. min(1, draft(x)/target(x)); of mode coupled P(both draw x)/target(x), under shared noise. The
+    overlap stands in where the target gives the token 0, so that no correct run commits it.
+    """
+    draft = draft.to(target)
+    p, q = float(target[token]), float(draft[token])
+    if p == 0:
+        return min(1.0, float(overlap(target, draft)))
+    if mode is not Mode.COUPLED or q == 0:
+        return min(1.0, q / p)
+    return min(1.0, 1 / float(torch.maximum(target, draft * (p / q)).sum()))
 
 
 def drift_bound(dtype: torch.dtype, temperature: float | None) -> float:

@@ -11,6 +11,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from specgen.results import SCHEMA_VERSION as SCHEMA_VERSION
 from specgen.rounds import Mode, Round, Sampling
 from specgen.statistics import Spread, Statistics
 
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from specgen.audit import CheckResult
     from specgen.generation import Generation
 
-SCHEMA_VERSION = 1
 SHOWN_ROUNDS = 6  # at either end of a long run
 _MODE_SETTINGS = {Mode.LENIENT: ("lenience",), Mode.TYPICAL: ("typical_epsilon", "typical_delta")}
 _SETTINGS = (
@@ -181,8 +181,11 @@ def result_json(
     generation: Generation, check: CheckResult | None, cost: dict[str, float] | None, *, prompt: str, name: str,
     interrupted: bool = False,
 ) -> dict[str, Any]:  # fmt: skip
-    """One prompt's result: text, every round with its raw timings, statistics, check."""
+    """One prompt's result: text, every round with its raw timings, statistics, check. pieces: each token's text."""
+    from specgen.overlap import pieces
+
     s = generation.statistics
+    text = [*generation.prompt, *generation.tokens]
     rates = {n: getattr(s, n) for n in ("alpha", "tau", "accepted_fraction", "tokens_per_second")}
     return plain_data(
         {
@@ -192,6 +195,7 @@ def result_json(
             "finish": "interrupted" if interrupted else generation.finish,
             "prompt_tokens": generation.prompt,
             "tokens": generation.tokens,
+            "pieces": pieces(generation.pair.tokenizer, text, len(generation.prompt)),
             "plain": generation.plain,
             "promise": generation.promise,
             "prefill_s": generation.prefill_s,

@@ -166,10 +166,11 @@ def test_fault_roll_back_of_the_draft_is_the_drafts() -> None:
 @pytest.mark.parametrize(("who", "row"), [("target", "drift"), ("draft", "drift of overlap")])
 def test_fault_stale_keys_in_a_real_cache(who: str, row: str) -> None:
     class Stale(CausalLM):
+        @torch.inference_mode()
         def rollback(self, counts: Sequence[int]) -> None:
             if counts[0]:
                 for layer in self._cache.layers:
-                    layer.keys = torch.roll(layer.keys, 1, -2)
+                    layer.keys.copy_(torch.roll(layer.keys, 1, -2))
             super().rollback(counts)
 
     model = tiny_llama()
