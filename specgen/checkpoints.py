@@ -36,6 +36,7 @@ INSTALL_GGUF = "pip install 'specgen[gguf]'"
 # Counts up whenever a conversion comes out differently, so that older conversions are not used again.
 CONVERSION = 1
 STAMP = "specgen.json"
+MEASURED_DTYPES = "dtypes.json"  # beside the conversions: see dtypes.py
 HUB_TIMEOUT_S = 10.0
 
 # llama.cpp's rules "smollm" and the like: first every digit (\p{N}) stands alone, then GPT-2's expression.
@@ -232,7 +233,8 @@ def cache_entries() -> list[CacheEntry]:
 
 
 def clear_cache(name: str | None = None) -> int:
-    """Remove one converted checkpoint, or all and what dead conversions left; returns the bytes freed.
+    """Remove one converted checkpoint, or all, what dead conversions left and what `dtype: auto` has measured;
+    returns the bytes freed.
 
     Raises UsageError where there is no such entry, SpecgenError while a conversion is running.
     """
@@ -250,11 +252,24 @@ def clear_cache(name: str | None = None) -> int:
                 shutil.rmtree(entry.path)
             except OSError as error:
                 raise SpecgenError(f"{entry.path}: cannot be removed: {error.strerror or error}.") from error
-        return freed + (_remove_leftovers() if name is None else 0)
+        return freed + (_remove_leftovers() + _remove_measured() if name is None else 0)
 
 
 def _bytes_in(folder: Path) -> int:
     return sum(f.stat().st_size for f in folder.rglob("*") if f.is_file())
+
+
+def _remove_measured() -> int:
+    """Forget what `dtype: auto` has measured; returns the file's bytes."""
+    file = cache_folder() / MEASURED_DTYPES
+    try:
+        size = file.stat().st_size
+        file.unlink()
+    except FileNotFoundError:
+        return 0
+    except OSError as error:
+        raise SpecgenError(f"{file}: cannot be removed: {error.strerror or error}.") from error
+    return size
 
 
 def _remove_leftovers() -> int:

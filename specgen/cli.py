@@ -15,7 +15,11 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
-from specgen import cli_audit, cli_overlap
+from specgen import cli_audit, cli_bench, cli_overlap, cli_report, cli_results
+from specgen import cli_options as options
+from specgen.cli_origin import OriginText, legend, why_not
+from specgen.cli_prompts import Prompt as Prompt
+from specgen.cli_prompts import read_prompts as read_prompts
 from specgen.profiles import DEFAULT_PROFILE
 from specgen.rounds import Mode, Round, SpecgenError, UsageError
 
@@ -43,6 +47,9 @@ app.add_typer(profiles_app, name="profiles")
 app.add_typer(cache_app, name="cache")
 cli_overlap.register(app)
 cli_audit.register(app)
+cli_bench.register(app)
+cli_results.register(app)
+cli_report.register(app)
 
 
 def main() -> None:
@@ -115,90 +122,6 @@ def stderr_console() -> Console:
     )
 
 
-@dataclass
-class Prompt:
-    """One thing to generate from. record: the fields of a .jsonl line, None for a text."""
-
-    name: str
-    text: str
-    record: dict[str, Any] | None = field(default=None)
-
-
-def read_prompts(inputs: list[str], prompt: str | None) -> list[Prompt]:
-    """The prompts that files, `-` and --prompt give. Raises UsageError for what cannot be read."""
-    if prompt is not None and inputs:
-        raise UsageError("give either files or --prompt, not both")
-    if prompt is not None:
-        return [_checked(Prompt("--prompt", prompt))]
-    found: list[Prompt] = []
-    if inputs.count("-") > 1:
-        raise UsageError("- (stdin) can be read only once")
-    for name in inputs:
-        text = _decoded(name, _bytes_of(name))
-        if name.lower().endswith(".jsonl"):
-            found += _json_lines(name, text)
-        else:
-            # The line ending that editors and echo put behind the last line is not part of the prompt.
-            found.append(_checked(Prompt(name, text.removesuffix("\n").removesuffix("\r"))))
-    if len({p.record is None for p in found}) > 1:
-        raise UsageError("give either .jsonl files (JSON lines out) or texts, not both at once")
-    return found
-
-
-def _bytes_of(name: str) -> bytes:
-    if not name:
-        raise UsageError("'' is not a file name")
-    if name == "-":
-        if sys.stdin is None:
-            raise UsageError("-: stdin is closed")
-        return sys.stdin.buffer.read()
-    try:
-        return Path(name).read_bytes()
-    except FileNotFoundError:
-        raise UsageError(f"{name}: no such file (a prompt itself goes behind --prompt)") from None
-    except IsADirectoryError:
-        raise UsageError(f"{name}: is a folder; give a text file") from None
-    except OSError as error:
-        raise UsageError(f"{name}: {error.strerror}") from None
-
-
-def _decoded(name: str, data: bytes) -> str:
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise UsageError(
-            f"{name}: not UTF-8 (byte {error.start}); convert it first, for example with iconv"
-        ) from None
-
-
-def _checked(prompt: Prompt) -> Prompt:
-    if not prompt.text.strip():
-        raise UsageError(f"{prompt.name}: the prompt is empty")
-    try:
-        prompt.text.encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise UsageError(f"{prompt.name}: the prompt is not UTF-8 (character {error.start + 1})") from None
-    return prompt
-
-
-def _json_lines(name: str, text: str) -> list[Prompt]:
-    found = []
-    for number, line in enumerate(text.split("\n"), 1):
-        if not line.strip():
-            continue
-        where = f"{name}:{number}"
-        try:
-            record = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise UsageError(f"{where}: not JSON: {error}") from None
-        if not isinstance(record, dict) or not isinstance(record.get("prompt"), str):
-            raise UsageError(f'{where}: needs an object with a text in "prompt"')
-        found.append(_checked(Prompt(where, record["prompt"], record)))
-    if not found:
-        raise UsageError(f"{name}: holds no prompt")
-    return found
-
-
 # ------------------------------------------------------------------------------------------------------ run
 
 
@@ -212,6 +135,8 @@ class Output:
     check: bool
     trace: TextIO | None
     headings: bool
+    origins: bool = False
+    report: bool = False
     results: list[dict[str, Any]] = field(default_factory=list)
     failed: bool = False
 
@@ -248,13 +173,14 @@ def generate_one(session: Session, prompt: Prompt, output: Output, *, plain: boo
     as_text = not output.json and prompt.record is None
     if as_text and output.headings:
         output.text(f"{'' if first else chr(10)}==> {prompt.name} <==\n")
+    source = OriginText(generation) if output.origins else generation
     interrupted = False
     written = ""
     limit = session.sampling.max_new_tokens
     try:
         for finished in counting(generation, prompt.name, limit, silent=(as_text and output.stream) or output.quiet):
             if as_text and output.stream:
-                written += (piece := generation.take())
+                written += (piece := source.take())
                 output.text(piece)
             if output.trace is not None:
                 _write_trace(output.trace, _trace_line(finished, prompt.name))
@@ -262,7 +188,7 @@ def generate_one(session: Session, prompt: Prompt, output: Output, *, plain: boo
         interrupted = True
     finally:  # also when the run fails: what was generated stays, and an error starts on a line of its own
         if as_text:
-            rest = generation.take(final=True)
+            rest = source.take(final=True)
             output.text(rest)
             if generation.rounds and not (written + rest).endswith("\n"):
                 output.text("\n")
@@ -291,21 +217,22 @@ def finish_one(generation: Generation, prompt: Prompt, output: Output, *, interr
     try:
         if output.check and not interrupted and generation.rounds:
             check = generation.check()
-        if not interrupted and (output.json or not output.quiet) and prompt.record is None:
+        wanted = output.json or output.report or not output.quiet
+        if not interrupted and wanted and prompt.record is None:
             cost = generation.probe_cost()
     except KeyboardInterrupt:
         interrupted = True
     output.failed |= check is not None and not check.passed
     if check is not None and not check.passed:
         print(f"specgen: {prompt.name}: the run's check of itself {check.verdict}", file=sys.stderr)
-    if output.json:
+    if output.json or output.report:
         output.results.append(
             report.result_json(generation, check, cost, prompt=prompt.text, name=prompt.name, interrupted=interrupted)
         )
-    elif prompt.record is not None:
+    if prompt.record is not None and not output.json:
         line = report.line_json(generation, check, record=prompt.record, interrupted=interrupted)
         output.text(json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n")
-    elif not output.quiet and generation.rounds:
+    elif not (output.json or output.quiet) and generation.rounds:
         print_tables(generation, check, cost, interrupted=interrupted)
     if interrupted:
         raise KeyboardInterrupt
@@ -358,28 +285,25 @@ def run(
         ),
     ] = None,
     prompt: Annotated[str | None, typer.Option(help="The prompt itself.")] = None,
-    profile: Annotated[str, typer.Option(help="A built-in profile's name, or a YAML file.")] = DEFAULT_PROFILE,
+    profile: options.ProfileName = DEFAULT_PROFILE,
     mode: Annotated[Mode | None, typer.Option(help="What is promised of the text; see below.")] = None,
-    k: Annotated[int | None, typer.Option(help="Tokens drafted in a round.", show_default="4")] = None,
+    k: options.K = None,
     max_new_tokens: Annotated[int | None, typer.Option(help="Never more than this.", show_default="128")] = None,
-    temperature: Annotated[
-        float | None, typer.Option(help="0 is greedy.", show_default="the checkpoint's, else 1")
-    ] = None,
-    top_k: Annotated[int | None, typer.Option(help="Keep the k most probable tokens; 0: all.")] = None,
-    top_p: Annotated[float | None, typer.Option(help="Keep the smallest set with this probability.")] = None,
-    min_p: Annotated[float | None, typer.Option(help="Drop what is less probable than this times the best.")] = None,
-    lenience: Annotated[float | None, typer.Option(help="Of mode lenient; 1 is exact.", show_default="0.5")] = None,
-    typical_epsilon: Annotated[float | None, typer.Option(help="Of mode typical.", show_default="0.3")] = None,
-    typical_delta: Annotated[float | None, typer.Option(help="Of mode typical.", show_default="0.09")] = None,
-    repetition_penalty: Annotated[float | None, typer.Option(help="Of tokens already in the text; 1: none.")] = None,
-    ban: Annotated[list[str] | None, typer.Option(help="Never draw this token (id or string). Repeatable.")] = None,
+    temperature: options.Temperature = None,
+    top_k: options.TopK = None,
+    top_p: options.TopP = None,
+    min_p: options.MinP = None,
+    lenience: options.Lenience = None,
+    typical_epsilon: options.TypicalEpsilon = None,
+    typical_delta: options.TypicalDelta = None,
+    repetition_penalty: options.RepetitionPenalty = None,
+    ban: options.Ban = None,
     stop: Annotated[list[str] | None, typer.Option(help="End before this string. Repeatable.")] = None,
     seed: Annotated[int | None, typer.Option(help="Same seed, same text.", show_default="0")] = None,
-    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")] = None,
-    dtype: Annotated[str | None, typer.Option(help="auto, float64, float32, bfloat16 or float16.")] = None,
-    chat: Annotated[
-        bool | None, typer.Option("--chat/--raw", help="Use the chat template, or the bare text.")
-    ] = None,
+    device: options.Device = None,
+    dtype: options.Dtype = None,
+    engine: options.Engine = None,
+    chat: options.Chat = None,
     system: Annotated[str | None, typer.Option(help="The chat's system message.")] = None,
     plain: Annotated[bool, typer.Option("--plain", help="Decode without the draft.")] = False,
     check: Annotated[
@@ -389,9 +313,13 @@ def run(
         bool, typer.Option("--json", help="One JSON document on stdout instead of text and tables.")
     ] = False,
     trace: Annotated[Path | None, typer.Option(help="Write a JSON line a round to this file.")] = None,
+    report: Annotated[Path | None, typer.Option(metavar="FILE", help="Write an HTML page of the run.")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No tables, notes or progress.")] = False,
     stream: Annotated[bool, typer.Option("--stream/--no-stream", help="Print text as it is committed.")] = True,
-    debug: Annotated[bool, typer.Option("--debug", help="Tracebacks for errors.")] = False,
+    show_origin: Annotated[
+        bool, typer.Option("--show-origin", help="On a terminal: colour the text by who wrote it.")
+    ] = False,
+    debug: options.Debug = False,
 ) -> None:
     """Generate speculatively: text on stdout, tables of rounds, acceptance and latency on stderr."""
     if not inputs and prompt is None:
@@ -404,22 +332,26 @@ def run(
 
         if trace is not None and any(n != "-" and Path(n).resolve() == trace.resolve() for n in inputs or []):
             raise UsageError(f"--trace {trace}: is an input; name another file")
+        if report is not None:
+            from specgen.page import require_plotly
+
+            require_plotly()
+            cli_report.check_target(report, [*(inputs or []), *([str(trace)] if trace else [])], "--report")
         if plain and k is not None:
             raise UsageError("--k means nothing with --plain: there is no draft")
         if plain and mode is not None and mode.approximate:
             raise UsageError(f"--mode {mode} means nothing with --plain: there is no draft to verify")
+        if show_origin and as_json:
+            raise UsageError("--show-origin means nothing with --json: every round's tokens and origins stand there")
         prompts = read_prompts(inputs or [], prompt)
-        flags = {
-            "decoding.mode": mode, "decoding.k": k, "decoding.max_new_tokens": max_new_tokens,
-            "decoding.temperature": temperature, "decoding.top_k": top_k, "decoding.top_p": top_p,
-            "decoding.lenience": lenience, "decoding.typical_epsilon": typical_epsilon,
-            "decoding.typical_delta": typical_delta, "decoding.min_p": min_p,
-            "decoding.repetition_penalty": repetition_penalty,
-            "decoding.ban": [int(b) if b.isascii() and b.isdigit() else b for b in ban or []],
-            "decoding.stop": stop, "decoding.seed": seed,
-            "prompt.template": None if chat is None else "chat" if chat else "raw", "prompt.system": system,
-            "device": device, "dtype": dtype,
-        }  # fmt: skip
+        if show_origin and prompts[0].record is not None:
+            raise UsageError("--show-origin means nothing for .jsonl files: their answers come out as JSON lines")
+        flags = options.sampling_flags(
+            mode=mode, k=k, max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, top_p=top_p,
+            min_p=min_p, lenience=lenience, typical_epsilon=typical_epsilon, typical_delta=typical_delta,
+            repetition_penalty=repetition_penalty, ban=ban, stop=stop, seed=seed, chat=chat, system=system,
+            device=device, dtype=dtype, engine=engine,
+        )  # fmt: skip
         settings = load_profile(profile, flags)
         with contextlib.ExitStack() as stack:
             trace_file = stack.enter_context(_opened(trace)) if trace is not None else None
@@ -430,15 +362,29 @@ def run(
                 except UsageError as error:
                     raise UsageError(f"{p.name}: {error}") from None
             headings = len(prompts) > 1
-            output = Output(as_json, stream, quiet, check, trace_file, headings)
+            origins = show_origin and _origins_shown(plain=plain, quiet=quiet)
+            output = Output(as_json, stream, quiet, check, trace_file, headings, origins, report is not None)
             try:
                 for i, p in enumerate(prompts):
                     generate_one(session, p, output, plain=plain, first=i == 0)
             finally:
-                if as_json and output.results:
-                    output.text(json.dumps(_document(session, output), ensure_ascii=False, allow_nan=False) + "\n")
+                document = _document(session, output) if output.results else {}
+                if as_json and document:
+                    output.text(json.dumps(document, ensure_ascii=False, allow_nan=False) + "\n")
+                if report is not None and document:
+                    cli_report.write_run(report, document)
         if output.failed:
             raise typer.Exit(EXIT_FAILED)
+
+
+def _origins_shown(*, plain: bool, quiet: bool) -> bool:
+    """Whether the text gets colours; says on stderr what they mean, or why there are none."""
+    console = stderr_console()
+    missing = "plain decoding has one writer" if plain else why_not()
+    line = f"--show-origin: {missing}" if missing else legend(coloured=console.color_system is not None)
+    if not quiet:
+        print(f"specgen: note: {line}" if missing else line, file=sys.stderr)
+    return missing is None
 
 
 def _opened(path: Path) -> TextIO:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from specgen import cli_options as options
 from specgen.profiles import DEFAULT_PROFILE
 from specgen.rounds import PROMISES, Mode, UsageError
 
@@ -31,9 +32,9 @@ STYLES = {"pass": "green", "FAIL": "bold red"}
 
 
 def audit(
-    profile: Annotated[str, typer.Option(help="A built-in profile's name, or a YAML file.")] = DEFAULT_PROFILE,
-    mode: Annotated[Mode | None, typer.Option(help="What is promised of the text.")] = None,
-    k: Annotated[int | None, typer.Option(help="Tokens drafted in a round.", show_default="4")] = None,
+    profile: options.ProfileName = DEFAULT_PROFILE,
+    mode: options.ModeName = None,
+    k: options.K = None,
     prompts: Annotated[
         list[str] | None,
         typer.Option(
@@ -42,20 +43,19 @@ def audit(
     ] = None,
     seeds: Annotated[int, typer.Option(min=1, help="Seeds a prompt, pooled.")] = 4,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens of each text.")] = MAX_NEW_TOKENS,
-    temperature: Annotated[
-        float | None, typer.Option(help="0 is greedy.", show_default="the checkpoint's, else 1")
-    ] = None,
-    top_k: Annotated[int | None, typer.Option(help="Keep the k most probable tokens; 0: all.")] = None,
-    top_p: Annotated[float | None, typer.Option(help="Keep the smallest set with this probability.")] = None,
-    min_p: Annotated[float | None, typer.Option(help="Drop what is less probable than this times the best.")] = None,
-    lenience: Annotated[float | None, typer.Option(help="Of mode lenient; 1 is exact.", show_default="0.5")] = None,
-    typical_epsilon: Annotated[float | None, typer.Option(help="Of mode typical.", show_default="0.3")] = None,
-    typical_delta: Annotated[float | None, typer.Option(help="Of mode typical.", show_default="0.09")] = None,
-    repetition_penalty: Annotated[float | None, typer.Option(help="Of tokens already in the text; 1: none.")] = None,
-    ban: Annotated[list[str] | None, typer.Option(help="Never draw this token (id or string). Repeatable.")] = None,
+    temperature: options.Temperature = None,
+    top_k: options.TopK = None,
+    top_p: options.TopP = None,
+    min_p: options.MinP = None,
+    lenience: options.Lenience = None,
+    typical_epsilon: options.TypicalEpsilon = None,
+    typical_delta: options.TypicalDelta = None,
+    repetition_penalty: options.RepetitionPenalty = None,
+    ban: options.Ban = None,
     seed: Annotated[int | None, typer.Option(help="The first seed.", show_default="0")] = None,
-    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")] = None,
-    dtype: Annotated[str | None, typer.Option(help="auto, float64, float32, bfloat16 or float16.")] = None,
+    device: options.Device = None,
+    dtype: options.Dtype = None,
+    engine: options.Engine = None,
     prove: Annotated[bool, typer.Option("--prove", help="float32, whatever the profile says.")] = False,
     budget: Annotated[
         float, typer.Option(min=0, help="Seconds, loading apart. What finds no time is reported so, not as passed.")
@@ -66,9 +66,9 @@ def audit(
             "--control", help="Audit two rules that are wrong on purpose instead: 0 if both are caught, else 1."
         ),
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout instead of a table.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No notes or progress.")] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Tracebacks for errors.")] = False,
+    as_json: options.AsJson = False,
+    quiet: options.Quiet = False,
+    debug: options.Debug = False,
 ) -> None:
     """Check that a pair, its rule and this machine keep the target's distribution: one table, exit code 1 if not."""
     from specgen.cli import guarded, load_quietly, read_prompts
@@ -79,14 +79,12 @@ def audit(
         if prove and dtype not in (None, "float32"):
             raise UsageError(f"--prove runs in float32: leave --dtype {dtype} out")
         texts = [p.text for p in read_prompts(prompts, None)] if prompts else list(PROMPTS)
-        flags = {
-            "decoding.mode": mode, "decoding.k": k, "decoding.max_new_tokens": max_new_tokens,
-            "decoding.temperature": temperature, "decoding.top_k": top_k, "decoding.top_p": top_p,
-            "decoding.min_p": min_p, "decoding.lenience": lenience, "decoding.typical_epsilon": typical_epsilon,
-            "decoding.typical_delta": typical_delta, "decoding.repetition_penalty": repetition_penalty,
-            "decoding.ban": [int(b) if b.isascii() and b.isdigit() else b for b in ban or []],
-            "decoding.seed": seed, "device": device, "dtype": "float32" if prove else dtype,
-        }  # fmt: skip
+        flags = options.sampling_flags(
+            mode=mode, k=k, max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, top_p=top_p,
+            min_p=min_p, lenience=lenience, typical_epsilon=typical_epsilon, typical_delta=typical_delta,
+            repetition_penalty=repetition_penalty, ban=ban, seed=seed,
+            device=device, dtype="float32" if prove else dtype, engine=engine,
+        )  # fmt: skip
         settings = load_profile(profile, flags)
         if settings.draft is None:
             raise UsageError(f"profile {profile} has no draft: there is nothing to audit")

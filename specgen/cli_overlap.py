@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from specgen import cli_options as options
 from specgen.profiles import DEFAULT_PROFILE
 from specgen.rounds import Mode, UsageError
 
@@ -366,7 +367,7 @@ def verify_costs(value: str, max_k: int) -> list[float]:
 
 def overlap(
     texts: Annotated[list[str], typer.Argument(metavar="TEXTFILE...", help="Texts; - is stdin.", show_default=False)],
-    profile: Annotated[str, typer.Option(help="A built-in profile's name, or a YAML file.")] = DEFAULT_PROFILE,
+    profile: options.ProfileName = DEFAULT_PROFILE,
     own: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Take each text as a prompt and score N tokens of "
                                  "the target's own behind it."),
@@ -381,14 +382,15 @@ def overlap(
     max_k: Annotated[int, typer.Option(min=1, max=64, help="Predict for k from 1 to this.")] = 16,
     draft: Annotated[str | None, typer.Option(help="Another draft checkpoint than the profile's.")] = None,
     seed: Annotated[int | None, typer.Option(help="Of the text that --own writes.", show_default="0")] = None,
-    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")] = None,
-    dtype: Annotated[str | None, typer.Option(help="auto, float64, float32, bfloat16 or float16.")] = None,
+    device: options.Device = None,
+    dtype: options.Dtype = None,
+    engine: options.Engine = None,
     chat: Annotated[
         bool | None, typer.Option("--chat/--raw", help="With --own: use the chat template, or the bare text.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document, with every position.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No notes or progress.")] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Tracebacks for errors.")] = False,
+    quiet: options.Quiet = False,
+    debug: options.Debug = False,
 ) -> None:  # fmt: skip
     """Is this draft worth it? Acceptance, block efficiency and speedup to expect, from text alone."""
     from specgen.cli import guarded, load_quietly, read_prompts
@@ -402,10 +404,9 @@ def overlap(
         if chat and own is None:
             raise UsageError("--chat means nothing without --own: a text is scored as it stands")
         prompts = read_prompts(texts, None)
-        flags = {
-            "decoding.max_new_tokens": own, "decoding.seed": seed, "device": device, "dtype": dtype,
-            "draft.checkpoint": draft, "prompt.template": None if chat is None else "chat" if chat else "raw",
-        }  # fmt: skip
+        flags = options.sampling_flags(
+            max_new_tokens=own, seed=seed, device=device, dtype=dtype, engine=engine, draft=draft, chat=chat
+        )
         settings = load_profile(profile, flags)
         if settings.draft is None:
             raise UsageError(f"profile {settings.name} has no draft: name one with --draft")

@@ -42,7 +42,8 @@ def _git_state() -> dict[str, Any] | None:
         return None
 
 
-def _processor() -> str:
+def processor() -> str:
+    """The CPU's name, as far as the system tells."""
     try:
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
             if line.startswith("model name"):
@@ -59,7 +60,7 @@ def describe() -> dict[str, Any]:
         "python": platform.python_version(),
         "packages": {name: _installed(name) for name in ("torch", "transformers", "tokenizers", "numpy")},
         "platform": platform.platform(),
-        "processor": _processor(),
+        "processor": processor(),
         "cpu_count": os.cpu_count(),
         "load_average": list(os.getloadavg()) if hasattr(os, "getloadavg") else None,
         "git": _git_state(),

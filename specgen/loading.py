@@ -12,11 +12,13 @@ import torch
 from specgen import checkpoints
 from specgen.checkpoints import Located, Vocabulary
 from specgen.drafting import Drafter, ModelDrafter, NgramDrafter
-from specgen.engine import clock_for, pick_device
+from specgen.dtypes import settle
+from specgen.engine import clock_for, pick_device, prepare, settle_threads
 from specgen.generation import Generation, Pair
 from specgen.models import CausalLM
 from specgen.profiles import (
     DEFAULT_PROFILE,
+    SHARED_FLAGS,
     CheckpointDraft,
     CheckpointSettings,
     NgramDraft,
@@ -99,15 +101,19 @@ def load(profile: str | Profile = DEFAULT_PROFILE, *, plain: bool = False, **fla
 
 
 def _dotted(name: str) -> str:
-    if name in ("device", "dtype"):
+    if name in SHARED_FLAGS:
         return name
     return name.replace("__", ".") if "__" in name else f"decoding.{name}"
 
 
-def load_session(profile: Profile, *, plain: bool = False, quiet: bool = False) -> Session:
-    """As `load`, from a validated profile. quiet: no line about a conversion on stderr."""
+def load_session(
+    profile: Profile, *, plain: bool = False, quiet: bool = False, share: Session | None = None
+) -> Session:
+    """As `load`, from a validated profile. quiet: no line about a conversion on stderr. share: a session whose
+    target serves this one too, if it is the same with the same settings: its weights are loaded once."""
     settings, draft = profile.target, None if plain else profile.draft
     device = _device(settings)
+    settle_threads()
     target_at = checkpoints.locate(settings.checkpoint, settings.revision, quiet=quiet)
     tokenizer = _tokenizer(target_at, settings, quiet)
     config = checkpoints.load_config(target_at, settings.trust_remote_code)
@@ -124,14 +130,16 @@ def load_session(profile: Profile, *, plain: bool = False, quiet: bool = False) 
     else:
         vocabulary = checkpoints.vocabulary(tokenizer, rows=rows)
     sampling = _sampling(profile, target_at, config, tokenizer, vocabulary)
-    target = _model(target_at, settings, device, "target", vocabulary)
+    notes = [*_notes(rows, vocabulary)]
+    target = _shared(share, settings, target_at)
+    target = target or _model(target_at, settings, device, "target", vocabulary, notes)
     processors = _processors(sampling, vocabulary, target.device)
     drafter: Drafter | None = None
     contexts = [target.context]
     if draft_at is not None:
         assert isinstance(draft, CheckpointDraft)
         draft_device = device if draft.device == "auto" else _device(draft)
-        model = _model(draft_at, draft, draft_device, "draft", vocabulary)
+        model = _model(draft_at, draft, draft_device, "draft", vocabulary, notes)
         contexts.append(model.context)
         drafter = ModelDrafter(model, _processors(sampling, vocabulary, model.device))
     elif isinstance(draft, NgramDraft):
@@ -140,7 +148,16 @@ def load_session(profile: Profile, *, plain: bool = False, quiet: bool = False) 
         )
     known = [c for c in contexts if c is not None]
     pair = Pair(target, drafter, processors, sampling, tokenizer, target.model.dtype, clock_for(device))
-    return Session(profile, pair, located, min(known) if known else None, _notes(rows, vocabulary))
+    if share is not None and share.pair.target is target:  # one cache between them
+        pair = dataclasses.replace(pair, holder=share.pair.holder)
+    return Session(profile, pair, located, min(known) if known else None, tuple(notes))
+
+
+def _shared(share: Session | None, settings: CheckpointSettings, at: Located) -> CausalLM | None:
+    """The other session's target, where it is this one and was loaded with these settings."""
+    if share is None or share.profile.target != settings or share.located.get("target") != at:
+        return None
+    return share.pair.target if isinstance(share.pair.target, CausalLM) else None
 
 
 def _device(settings: CheckpointSettings) -> torch.device:
@@ -157,13 +174,22 @@ def _tokenizer(at: Located, settings: CheckpointSettings, quiet: bool) -> Any:
 
 
 def _model(
-    at: Located, settings: CheckpointSettings, device: torch.device, role: str, vocabulary: Vocabulary
-) -> CausalLM:
+    at: Located, settings: CheckpointSettings, device: torch.device, role: str, vocabulary: Vocabulary,
+    notes: list[str],
+) -> CausalLM:  # fmt: skip
+    """The model, ready for its engine; what the user should know of it is added to `notes`."""
+    decision = settle(at, settings, device)
+    if decision.note is not None:
+        notes.append(f"the {role}'s dtype auto: {decision.note}")
     model = checkpoints.load_weights(
-        at, dtype=settings.dtype, device=str(device), device_map=settings.device_map,
+        at, dtype=decision.dtype, device=str(device), device_map=settings.device_map,
         attention=settings.attention, trust_remote_code=settings.trust_remote_code,
     )  # fmt: skip
-    return CausalLM(model, role, vocabulary.size)
+    try:
+        engine = prepare(model, settings.engine)
+    except ValueError as error:
+        raise UsageError(f"{role}: {error}") from None
+    return CausalLM(model, role, vocabulary.size, engine=engine)
 
 
 def _sampling(profile: Profile, at: Located, config: Any, tokenizer: Any, vocabulary: Vocabulary) -> Sampling:

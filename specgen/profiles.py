@@ -32,6 +32,8 @@ from pydantic import (
 from specgen.rounds import Mode, Sampling, UsageError
 
 DEFAULT_PROFILE = "smollm2"
+# Flags of these names alone set the target and a checkpoint draft alike.
+SHARED_FLAGS = ("device", "dtype", "engine")
 
 # --------------------------------------------------------------------------------------------------
 # The models. A field's description says what is allowed there: error messages are made of it.
@@ -83,6 +85,9 @@ class CheckpointSettings(_Section):
     )
     device: Annotated[str, Field(pattern=r"^(auto|cpu|mps|cuda(:[0-9]+)?)$")] = Field(
         default="auto", description="auto, cpu, mps, cuda or cuda:N"
+    )
+    engine: Literal["auto", "eager", "packed", "graph"] = Field(
+        default="auto", description="auto, eager, packed or graph"
     )
     device_map: Text | dict[str, Count | Text] | None = Field(
         default=None, description="a word such as auto, or a mapping of module names to devices"
@@ -218,8 +223,8 @@ def builtin_profiles() -> dict[str, Path]:
 def load_profile(name_or_path: str, flags: Mapping[str, Any] | None = None) -> Profile:
     """Read and check a built-in profile or a file, with flags on top.
 
-    `flags` go by dotted key ("decoding.k"); "device" and "dtype" alone set the target and a checkpoint draft.
-    None and an empty list mean "not given". Raises `UsageError`.
+    `flags` go by dotted key ("decoding.k"); "device", "dtype" and "engine" alone set the target and a
+    checkpoint draft. None and an empty list mean "not given". Raises `UsageError`.
     """
     source, path = _find(name_or_path)
     data = _parse(_read(source, path), source)
@@ -341,8 +346,8 @@ def _merge(data: Mapping[str, Any], flags: Mapping[str, Any]) -> tuple[dict[str,
     """The file's data with the flags on top, and for each dotted key set so, the flag's key as given."""
     merged = {key: dict(value) if isinstance(value, dict) else value for key, value in data.items()}
     _switch_draft(merged, flags)
-    origin = {key: key for key in flags if key not in ("device", "dtype")}
-    for key in ("device", "dtype"):
+    origin = {key: key for key in flags if key not in SHARED_FLAGS}
+    for key in SHARED_FLAGS:
         if key in flags:
             origin.setdefault(f"target.{key}", key)
             if _kind(merged) == "checkpoint":
@@ -750,6 +755,7 @@ target:
   #revision: main           # a branch, tag or commit; quote it if it looks like a number
   #dtype: auto              # auto, float64, float32, bfloat16, float16
   #device: auto             # auto, cpu, mps, cuda, cuda:N
+  #engine: auto             # how calls are executed: auto, eager, packed (CPU), graph (CUDA)
   #device_map: auto         # spread over several devices, as in transformers
   #attention: sdpa          # attention implementation, as in transformers
   #trust_remote_code: false # run Python code that comes with the checkpoint
@@ -762,6 +768,7 @@ draft:
   checkpoint: HuggingFaceTB/SmolLM2-135M-Instruct
   #dtype: auto
   #device: auto
+  #engine: auto
 
 decoding:
   #mode: exact              # exact, greedy (which temperature 0 also means), coupled, lenient or typical

@@ -205,7 +205,7 @@ def document(pair: Path) -> Any:
 
 
 def test_json_says_all_that_a_later_analysis_needs(document: Any, pair: Path) -> None:
-    assert document["schema_version"] == 1
+    assert document["schema_version"] == 2
     assert document["kind"] == "run"
     assert document["sampling"] | {"sources": None} == document["sampling"] | {
         "mode": "exact", "k": 3, "max_new_tokens": N, "seed": 0, "temperature": 1.0, "top_k": None, "top_p": None,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from tiny import noisy_copy, tiny_gpt2, tiny_llama
 from torch import Tensor, nn
 from transformers import DynamicCache
 
-from specgen import packing
+from specgen import engine, packing
 from specgen.cache import FIRST, InPlaceLayer, Rows, in_place, ragged
 from specgen.engine import prepare
 from specgen.models import CausalLM
@@ -153,9 +154,9 @@ def test_packed_and_eager_draw_the_same_text() -> None:
     model = tiny_llama()
     draft = noisy_copy(model, 0.3)
     texts = []
-    for engine in ("eager", "packed"):
-        prepare(model, engine)
-        prepare(draft, engine)
+    for name in ("eager", "packed"):
+        prepare(model, name)
+        prepare(draft, name)
         target, drafter = CausalLM(model, "target"), CausalLM(draft, "draft")
         rounds = rounds_of(target, drafter, [1, 2, 3], Sampling(k=3, max_new_tokens=40, seed=5))
         texts.append([t for r in rounds for t in r.tokens])
@@ -170,10 +171,10 @@ def test_smollm2_packed_is_within_rounding() -> None:
 
     text = list(range(300, 340))
     found = {}
-    for engine in ("eager", "packed"):
-        session = load_session(load_profile("smollm2", {"engine": engine}), plain=True)
+    for name in ("eager", "packed"):
+        session = load_session(load_profile("smollm2", {"engine": name}), plain=True)
         model: Any = session.pair.target
-        found[engine] = logits_of(model.model, text)
+        found[name] = logits_of(model.model, text)
     difference = (found["eager"] - found["packed"]).abs().max()
     assert 0 < difference < 5e-3
     assert torch.equal(found["eager"].argmax(-1), found["packed"].argmax(-1))
@@ -187,11 +188,35 @@ def test_smollm2_packed_in_bfloat16_is_identical() -> None:
 
     text = list(range(300, 340))
     found = {}
-    for engine in ("eager", "packed"):
-        session = load_session(load_profile("smollm2", {"engine": engine, "dtype": "bfloat16"}), plain=True)
+    for name in ("eager", "packed"):
+        session = load_session(load_profile("smollm2", {"engine": name, "dtype": "bfloat16"}), plain=True)
         model: Any = session.pair.target
-        found[engine] = logits_of(model.model, text)
+        found[name] = logits_of(model.model, text)
     assert torch.equal(found["eager"], found["packed"])
+
+
+# --------------------------------------------------------------------------------------------------------- threads
+
+
+@pytest.fixture
+def threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("threads")
+def test_no_more_threads_than_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.set_num_threads(3)
+    monkeypatch.setattr(engine, "_allowed_cores", lambda: 1.5)
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    assert engine.settle_threads() == 3  # what the user has set
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    assert engine.settle_threads() == 1
+    monkeypatch.setattr(engine, "_allowed_cores", lambda: 0.5)
+    assert engine.settle_threads() == 1
+    monkeypatch.setattr(engine, "_allowed_cores", lambda: 64.0)
+    assert engine.settle_threads() == 1  # torch's own choice is never raised
 
 
 # ---------------------------------------------------------------------------------------------------------- caches

@@ -363,6 +363,18 @@ def test_device_and_dtype_reach_both_checkpoints_unless_named_apart(folder: Path
     assert loaded(TARGET, {"device": "cpu"}).draft is None
 
 
+def test_engine_is_set_as_device_and_dtype_are(folder: Path) -> None:
+    profile = loaded(PAIR, {"engine": "eager", "draft.engine": "packed"})
+    assert isinstance(profile.draft, CheckpointDraft)
+    assert (profile.target.engine, profile.draft.engine) == ("eager", "packed")
+    both = loaded(PAIR, {"engine": "graph"})
+    assert isinstance(both.draft, CheckpointDraft)
+    assert (both.target.engine, both.draft.engine) == ("graph", "graph")
+    assert loaded(PAIR).target.engine == "auto"
+    assert merged_settings(both)["target"]["engine"] == "graph"
+    assert loaded(TARGET + "draft: {kind: ngram}", {"engine": "eager"}).draft == NgramDraft(kind="ngram")
+
+
 def test_another_checkpoint_leaves_behind_what_belonged_to_the_files(folder: Path) -> None:
     text = "target: {checkpoint: a, revision: r, tokenizer: t, trust_remote_code: true, dtype: float32}\n"
     other = loaded(text, {"target.checkpoint": "b"}).target
@@ -390,6 +402,7 @@ def test_flags_can_change_the_kind_of_draft(folder: Path, text: str, flags: dict
     ("flags", "message"),
     [
         ({"decoding.top_p": 1.5}, "--top-p 1.5: expected a number greater than 0 and at most 1"),
+        ({"engine": "fast"}, "--engine fast: expected auto, eager, packed or graph"),
         ({"dtype": "int8"}, "--dtype int8: expected auto, float64, float32, bfloat16 or float16"),
         ({"draft.dtype": "int8"}, "--draft-dtype int8: expected auto, float64, float32, bfloat16 or float16"),
         ({"decoding.stop": ["a", ""]}, "--stop '': expected a list of strings, none of them empty"),
