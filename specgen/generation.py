@@ -10,8 +10,10 @@ import torch
 
 from specgen.audit import CheckResult, SelfCheck, drift_bound, edge_fraction, not_applicable
 from specgen.bench import interleaved_medians
-from specgen.decoding import autoregressive, speculative, start
+from specgen.decoding import Ended, autoregressive, speculative, start
 from specgen.drafting import Drafter
+from specgen.engine import untimed
+from specgen.graph import CaptureError, GraphLoop, loop_for
 from specgen.models import LanguageModel
 from specgen.rounds import PROMISES, Finish, Mode, Round, Sampling
 from specgen.sampling import KeyedUniforms, Processors, SharedNoise, Uniforms, prompt_digest
@@ -46,7 +48,14 @@ class Generation:
     >>> for round in generation: print(generation.take(), end="")      # doctest: +SKIP
     """
 
-    def __init__(self, pair: Pair, prompt: Sequence[int], *, plain: bool = False) -> None:
+    def __init__(
+        self, pair: Pair, prompt: Sequence[int], *, plain: bool = False, ignore_ends: bool = False,
+        timed: bool = True,
+    ) -> None:  # fmt: skip
+        """ignore_ends: neither an end token nor a stop string ends the text, for timing runs of one length.
+
+        timed: whether rounds and prefill are; else their seconds are 0, and no clock is read.
+        """
         self.pair = pair
         self.prompt = tuple(prompt)
         self.drafter = None if plain else pair.drafter
@@ -54,31 +63,56 @@ class Generation:
         self.uniforms: Uniforms = source(pair.sampling.seed, prompt_digest(self.prompt))
         self.rounds: list[Round] = []
         self.prefill_s = 0.0
+        self.engine_note: str | None = None  # why the captured loop was asked for and did not serve
+        self._clock = pair.clock if timed else untimed
+        self._loop: GraphLoop | None = None
         self._stream = TextStream(pair.tokenizer, pair.sampling.end_tokens, pair.sampling.stop)
+        self._ended: Ended = (lambda token: None) if ignore_ends else self._stream
 
     def __iter__(self) -> Iterator[Round]:
         pair, sampling = self.pair, self.pair.sampling
         if self.rounds:
             raise RuntimeError("this generation has been run; make a new one")
         pair.holder[0] = self
-        began = pair.clock()
-        start(pair.target, self.drafter, self.prompt)
-        self.prefill_s = pair.clock() - began
-        if self.drafter is None:
+        self._loop = self._captured_loop()
+        began = self._clock()
+        if self._loop is None:
+            start(pair.target, self.drafter, self.prompt)
+        else:
+            self._loop.start(self.prompt)
+        self.prefill_s = self._clock() - began
+        if self._loop is not None:
+            rounds = self._loop.rounds(
+                self.prompt, max_new_tokens=sampling.max_new_tokens, uniforms=self.uniforms, ended=self._ended,
+                clock=self._clock,
+            )  # fmt: skip
+        elif self.drafter is None:
             rounds = autoregressive(
                 pair.target, pair.processors, self.prompt, max_new_tokens=sampling.max_new_tokens,
-                uniforms=self.uniforms, ended=self._stream, clock=pair.clock,
+                uniforms=self.uniforms, ended=self._ended, clock=self._clock,
             )  # fmt: skip
         else:
             rounds = speculative(
                 pair.target, self.drafter, pair.processors, self.prompt, k=sampling.k,
-                max_new_tokens=sampling.max_new_tokens, uniforms=self.uniforms, ended=self._stream,
-                rule=pair.rule or rule_for(sampling), clock=pair.clock,
+                max_new_tokens=sampling.max_new_tokens, uniforms=self.uniforms, ended=self._ended,
+                rule=pair.rule or rule_for(sampling), clock=self._clock,
             )  # fmt: skip
         for finished in rounds:
             self.rounds.append(finished)
             yield finished
             self._hold_caches()
+
+    def _captured_loop(self) -> GraphLoop | None:
+        """The captured loop, with its graphs made; None where the engine is another or cannot serve this pair."""
+        if getattr(self.pair.target, "engine", "eager") != "graph":
+            return None
+        try:
+            loop = loop_for(self.pair, plain=self.plain)
+            loop.prepare(len(self.prompt), self.pair.sampling.max_new_tokens)
+        except CaptureError as reason:
+            self.engine_note = f"engine graph cannot serve, the eager loop does: {reason}"
+            return None
+        return loop
 
     def _hold_caches(self) -> None:
         """Raises RuntimeError where another generation of this session has taken the models' caches."""
@@ -160,7 +194,9 @@ class Generation:
             drafter.propose(text, 1, len(self.rounds), self.uniforms)
             drafter.rollback(max(0, drafter.cached - (len(text) - 1)))
 
-        medians = interleaved_medians(
-            {"target_s": target_step, "draft_s": draft_step}, self.pair.clock, repeats=repeats
-        )
+        steps: dict[str, Callable[[], object]] = {"target_s": target_step, "draft_s": draft_step}
+        if self._loop is not None:
+            probes = self._loop.probes(text, [1])
+            steps |= {"target_s": probes["1"], "draft_s": probes.get("draft", draft_step)}
+        medians = interleaved_medians(steps, self.pair.clock, repeats=repeats)
         return {**medians, "c": medians["draft_s"] / medians["target_s"]}

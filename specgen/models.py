@@ -82,6 +82,7 @@ class CausalLM:
             raise UsageError(f"the {role} ({type(model).__name__}) takes no key-value cache: specgen cannot run it")
         self._keeps_logits = "logits_to_keep" in parameters
         self._cache: Any = None
+        self.kept: dict[str, Any] = {}  # what a room above keeps as long as the model lives
         self.reset()
 
     def _new_cache(self) -> Any:
@@ -104,12 +105,16 @@ class CausalLM:
     def lengths(self) -> tuple[int, ...]:
         return (self._length,)
 
-    def _call(self, tokens: Tensor, rows: int, cache: Any) -> Tensor:
-        """Logits [B, rows, V]. Ids that the model has no embedding for (another vocabulary's) are read as id 0."""
+    def call(self, tokens: Tensor, rows: int, cache: Any, *, cached: int | None = None, **more: Any) -> Tensor:
+        """One call of the model on tokens [B, n] with any cache, or None; logits [B, rows, V] of the last `rows`.
+
+        Ids that the model has no embedding for (another vocabulary's) are read as id 0. cached: what the message
+        about too little memory calls cached, where that is not this model's own cache. more: further arguments.
+        """
         tokens = tokens.to(self.device)
         if self._embeddings < self.vocabulary:
             tokens = torch.where(tokens < self._embeddings, tokens, 0)
-        arguments: dict[str, Any] = {"input_ids": tokens, "use_cache": cache is not None}
+        arguments: dict[str, Any] = {"input_ids": tokens, "use_cache": cache is not None, **more}
         if cache is not None:
             arguments[str(self._cache_argument)] = cache
         if self._keeps_logits:
@@ -119,9 +124,12 @@ class CausalLM:
         except (torch.OutOfMemoryError, RuntimeError) as error:
             if not isinstance(error, torch.OutOfMemoryError) and "allocate memory" not in str(error):
                 raise
+            batch, n = tokens.shape
+            fed, cached = f"{batch} times {n}" if batch > 1 else str(n), self._length if cached is None else cached
+            smaller = "a smaller --batch-size, " if batch > 1 else ""
             raise RunError(
-                f"out of memory in a call of the {self.role} on {tokens.shape[-1]} tokens after "
-                f"{self._length} cached ones ({self.device}); try --dtype bfloat16, a shorter prompt, or smaller --k"
+                f"out of memory in a call of the {self.role} on {fed} tokens after {cached} cached ones "
+                f"({self.device}); try {smaller}--dtype bfloat16, a shorter prompt, or smaller --k"
             ) from error
         missing = self.vocabulary - logits.shape[-1]
         if missing > 0:  # tokens that only the other side has: probability 0 here
@@ -130,7 +138,7 @@ class CausalLM:
 
     @torch.inference_mode()
     def forward(self, tokens: Tensor, rows: int) -> Tensor:
-        logits = self._call(tokens, rows, self._cache)
+        logits = self.call(tokens, rows, self._cache)
         self._length += tokens.shape[-1]
         self._check_length()
         return logits
@@ -160,15 +168,15 @@ class CausalLM:
         """As the protocol says: one call without a cache, or, for more rows than a chunk, a fresh cache that is
         only ever appended to."""
         if len(tokens) - start <= SCORE_CHUNK:
-            yield start, self._call(torch.tensor([tokens[:-1]]), len(tokens) - start, None)[0]
+            yield start, self.call(torch.tensor([tokens[:-1]]), len(tokens) - start, None)[0]
             return
         cache = self._new_cache()
         for first in range(0, start - 1, PREFILL_CHUNK):
-            self._call(torch.tensor([tokens[first : min(first + PREFILL_CHUNK, start - 1)]]), 1, cache)
+            self.call(torch.tensor([tokens[first : min(first + PREFILL_CHUNK, start - 1)]]), 1, cache)
             cache.crop(0)
         for first in range(start, len(tokens), SCORE_CHUNK):
             chunk = tokens[first - 1 : min(first + SCORE_CHUNK, len(tokens)) - 1]
-            yield first, self._call(torch.tensor([chunk]), len(chunk), cache)[0]
+            yield first, self.call(torch.tensor([chunk]), len(chunk), cache)[0]
             cache.crop(0)
 
 

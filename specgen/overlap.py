@@ -5,6 +5,7 @@ First plain arithmetic on those numbers, then what asks the models for them, the
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import math
@@ -21,6 +22,7 @@ from specgen.bench import interleaved_medians
 from specgen.decoding import start as prefill_both
 from specgen.drafting import Drafter, ModelDrafter
 from specgen.generation import Pair
+from specgen.graph import CaptureError, loop_for
 from specgen.models import LanguageModel
 from specgen.rounds import Sampling
 from specgen.sampling import KeyedUniforms, Processors, build_processors, check_finite, prompt_digest
@@ -231,6 +233,19 @@ def spans(length: int, first: int, context: int | None) -> list[tuple[int, int, 
     return found
 
 
+def coupled_joint(target_probs: Tensor, draft_probs: Tensor, tokens: Sequence[int]) -> list[float]:
+    """[n] probabilities that two Gumbel-max draws with the same noise both yield tokens[i] of rows [n, V].
+
+    1 / Σ_y max(target_y/target_x, draft_y/draft_x); divided by target_x it is what min(1, draft_x/target_x) is to
+    mode exact.
+    """
+    at = torch.tensor(list(tokens), device=target_probs.device)[:, None]
+    x, y = target_probs.gather(-1, at), draft_probs.gather(-1, at)
+    joint = 1 / torch.maximum(target_probs / x, draft_probs / y).sum(-1)
+    there = ((x > 0) & (y > 0))[:, 0]
+    return torch.where(there, joint, torch.zeros_like(joint)).tolist()
+
+
 Row = tuple[Tensor, Tensor | None]  # target logits [V]; draft logits, or its own distribution, or None
 
 
@@ -245,13 +260,14 @@ def _rows(target: LanguageModel, drafter: Drafter, tokens: Sequence[int], first:
 @torch.inference_mode()
 def score_text(
     target: LanguageModel, drafter: Drafter, processors: Processors, sampling: Sampling, tokens: Sequence[int],
-    first: int, *, temperatures: Sequence[float] = TEMPERATURES, context: int | None = None,
+    first: int, *, temperatures: Sequence[float] = TEMPERATURES, context: int | None = None, coupled: bool = False,
     progress: Callable[[int], None] = lambda done: None,
 ) -> TextScores:  # fmt: skip
     """Scores tokens[first:], each once, given all before it (in its window). first >= 1.
 
-    processors, sampling: of the target's side; a drafter that is a model has its own, for its device. progress is
-    told how many positions are done.
+    processors, sampling: of the target's side; a drafter that is a model has its own, for its device. coupled: the
+    ratios are those of mode coupled, the probability that the draft had drawn the token too under shared noise.
+    progress is told how many positions are done.
     """
     if not 1 <= first < len(tokens):
         raise ValueError(f"cannot score from token {first} of {len(tokens)}: the first has nothing before it")
@@ -287,6 +303,8 @@ def score_text(
                     chosen = (range(n), text[at : at + n])
                     p, q = target_probs[chosen].tolist(), draft_probs[chosen].tolist()
                     log_probs += [math.log(x) if x > 0 else -math.inf for x in p]
+                    if coupled:
+                        q = coupled_joint(target_probs, draft_probs, text[at : at + n])
                     ratios += [
                         0.0 if not is_there else min(1.0, y / x) if x > 0 else min(1.0, beta)
                         for x, y, beta, is_there in zip(p, q, betas, offered, strict=True)
@@ -330,10 +348,12 @@ class Costs:
 
 
 def measure_costs(
-    pair: Pair, tokens: Sequence[int], max_k: int, *, context: int | None = None, repeats: int = 9
-) -> Costs:
+    pair: Pair, tokens: Sequence[int], max_k: int, *, context: int | None = None, repeats: int = 9,
+    widths: Sequence[int] | None = None,
+) -> Costs:  # fmt: skip
     """A short interleaved probe behind the text's beginning: a draft step, and target calls on 1 … max_k + 1 tokens.
 
+    widths: the numbers of tokens called with, 1 and max_k + 1 among them; a few of them where not given.
     Raises ValueError where the context does not hold max_k + 1 tokens more than one. Starts both sides anew.
     """
     target, drafter = pair.target, pair.drafter
@@ -357,8 +377,13 @@ def measure_costs(
 
         return step
 
-    widths = sorted({w for w in (1, 2, 3, 5, 9, 17, 33) if w <= max_k} | {max_k + 1})
+    if widths is None:
+        widths = sorted({w for w in (1, 2, 3, 5, 9, 17, 33) if w <= max_k} | {max_k + 1})
     steps: dict[str, Callable[[], object]] = {"draft": draft_step, **{str(w): call(w) for w in widths}}
+    if getattr(target, "engine", "eager") == "graph":
+        with contextlib.suppress(CaptureError):  # such a pair is run by the eager loop
+            wide = dataclasses.replace(pair, sampling=dataclasses.replace(pair.sampling, k=max_k))
+            steps |= loop_for(wide).probes(prefix, widths)
     medians = interleaved_medians(steps, pair.clock, repeats=repeats)
     target_s = {w: medians[str(w)] for w in widths}
     unit = target_s[1]

@@ -88,24 +88,32 @@ def prompt_digest(tokens: Sequence[int]) -> int:
     return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")
 
 
-class KeyedUniforms:
-    """Uniforms by (seed, prompt digest, stream, position, round). Blocks of positions are computed at once."""
+def _mix_word(x: int) -> int:
+    """`_mix` of one word, in Python's own integers: a single draw is not worth a dozen tensor operations."""
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK
+    return x ^ (x >> 31)
 
-    _BLOCK = 64
+
+def _absorb(state: int, word: int) -> int:
+    gamma = 0x9E3779B97F4A7C15
+    return _mix_word(((state ^ _mix_word((word + gamma) & _MASK)) + gamma) & _MASK)
+
+
+class KeyedUniforms:
+    """Uniforms by (seed, prompt digest, stream, position, round): those of `keyed_uniform`, one at a time."""
 
     def __init__(self, seed: int, digest: int) -> None:
         self._key = (seed, digest)
-        self._streams = torch.arange(max(Stream) + 1)[:, None]
-        self._round = -1
-        self._start = 0
-        self._block: list[list[float]] = []
+        self._state = _absorb(_absorb(0, seed), digest)
 
     def __call__(self, stream: Stream, position: int, round_index: int, edges: Tensor | None = None) -> float:
-        if round_index != self._round or not self._start <= position < self._start + self._BLOCK:
-            positions = torch.arange(position, position + self._BLOCK)[None, :]
-            self._block = keyed_uniform(*self._key, self._streams, positions, round_index).tolist()
-            self._round, self._start = round_index, position
-        return self._block[stream][position - self._start]
+        state = _absorb(_absorb(_absorb(self._state, stream), position), round_index)
+        return (state >> 11) * 2.0**-53
+
+
+def _gumbel(u: Tensor) -> Tensor:
+    return -(-(u + 2.0**-54).log()).log()  # half a step up: u = 0 has no logarithm
 
 
 class SharedNoise(KeyedUniforms):
@@ -127,11 +135,43 @@ class SharedNoise(KeyedUniforms):
         if noise is None or noise.shape != like.shape or noise.device != like.device:
             tokens = torch.arange(like.shape[-1], device=like.device)
             u = keyed_uniform(*self._key, self._STREAM, position, tokens, device=like.device)
-            noise = -(-(u + 2.0**-54).log()).log()  # half a step up: u = 0 has no logarithm
+            noise = _gumbel(u)
             # Draft, target and bonus ask for one position soon after one another; older ones are done with.
             self._noise = {p: n for p, n in self._noise.items() if p > position - 128}
             self._noise[position] = noise
         return noise
+
+
+class DeviceUniforms:
+    """The numbers of `KeyedUniforms` with every key word a tensor on a device: nothing is read or sent by the host.
+
+    stream, position and round_index are int64 tensors, or a `Stream`; one number an element of their broadcast.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.key = torch.zeros(2, dtype=torch.int64, device=device)
+        self._streams = torch.arange(max(Stream) + 1, device=device)
+
+    def take(self, uniforms: KeyedUniforms) -> None:
+        """From now on that one's numbers."""
+        self.key.copy_(torch.tensor([_signed(word) for word in uniforms._key]))
+
+    def __call__(self, stream: Stream | Tensor, position: Tensor, round_index: Tensor, edges: Tensor) -> Tensor:
+        purpose = stream if isinstance(stream, Tensor) else self._streams[int(stream)]
+        return keyed_uniform(self.key[0], self.key[1], purpose, position, round_index, device=self.key.device)
+
+    def either(self, condition: Tensor, yes: Stream, no: Stream) -> Tensor:
+        """The stream `yes` where the condition holds, else `no`."""
+        return torch.where(condition, self._streams[int(yes)], self._streams[int(no)])
+
+
+class DeviceNoise(DeviceUniforms, SharedNoise):  # type: ignore[misc]
+    """The noise of `SharedNoise`, in the same way."""
+
+    def gumbel(self, position: Tensor | int, like: Tensor) -> Tensor:
+        tokens = torch.arange(like.shape[-1], device=like.device)
+        purpose = self._streams[self._STREAM]
+        return _gumbel(keyed_uniform(self.key[0], self.key[1], purpose, position, tokens, device=like.device))
 
 
 def draw(weights: Tensor, stream: Stream, position: int, round_index: int, uniforms: Uniforms) -> Tensor:
@@ -151,18 +191,48 @@ def draw(weights: Tensor, stream: Stream, position: int, round_index: int, unifo
 
 # ---------------------------------------------------------------------------------------------------- processors
 
+class Ban(hf.LogitsProcessor):
+    """−∞ for the tokens. transformers' own compares the whole vocabulary with the list, once a call."""
+
+    def __init__(self, tokens: Sequence[int], device: torch.device | str = "cpu") -> None:
+        self.tokens = torch.tensor(tokens, dtype=torch.int64, device=device)
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        return scores.index_fill(-1, self.tokens, -torch.inf)
+
+
+class TopP(hf.LogitsProcessor):
+    """The smallest set of most probable tokens whose mass is top_p or more; −∞ for the others.
+
+    transformers' own sorts the vocabulary, which costs as much as a small model's call; here only as many of the
+    most probable are looked at as the mass needs. Where rounding decides what lies at the edge, the two may differ.
+    """
+
+    FIRST = 64
+
+    def __init__(self, top_p: float, *, whole: bool = False) -> None:
+        """whole: look at the whole vocabulary at once, so that the host need not ask whether that was enough."""
+        self.top_p, self.whole = top_p, whole
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        probs, size = scores.softmax(-1), scores.shape[-1] if self.whole else min(self.FIRST, scores.shape[-1])
+        while True:
+            mass, tokens = probs.topk(size, dim=-1)  # the largest first
+            before = mass.cumsum(-1) - mass
+            if size == scores.shape[-1] or bool((before[..., -1] >= self.top_p).all()):
+                break
+            size = min(8 * size, scores.shape[-1])
+        kept = scores.gather(-1, tokens).masked_fill(before >= self.top_p, -torch.inf)
+        return torch.full_like(scores, -torch.inf).scatter(-1, tokens, kept)
+
+
 # Those that do not read input_ids: all rows of a round go through them at once.
-_STATELESS = (
-    hf.SuppressTokensLogitsProcessor,
-    hf.TemperatureLogitsWarper,
-    hf.TopKLogitsWarper,
-    hf.TopPLogitsWarper,
-    hf.MinPLogitsWarper,
-)
+_STATELESS = (Ban, hf.TemperatureLogitsWarper, hf.TopKLogitsWarper, TopP, hf.MinPLogitsWarper)
 
 
 def build_processors(sampling: Sampling, device: torch.device | str = "cpu") -> list[hf.LogitsProcessor]:
-    """transformers' processors, in the order in which `generate` applies them (warpers only when sampling)."""
+    """transformers' processors (two of them in a faster form), in the order in which `generate` applies them
+    (warpers only when sampling)."""
     s = sampling
     chain: list[hf.LogitsProcessor] = []
     if s.repetition_penalty is not None and s.repetition_penalty != 1.0:
@@ -173,7 +243,7 @@ def build_processors(sampling: Sampling, device: torch.device | str = "cpu") -> 
         ends = torch.tensor(s.end_tokens) if s.end_tokens else None
         chain.append(hf.NoBadWordsLogitsProcessor([list(w) for w in s.bad_words_ids], ends))
     if s.ban:
-        chain.append(hf.SuppressTokensLogitsProcessor(list(s.ban), device=str(device)))
+        chain.append(Ban(s.ban, device))
     if s.temperature is None:
         return chain
     if s.temperature != 1.0:
@@ -181,7 +251,7 @@ def build_processors(sampling: Sampling, device: torch.device | str = "cpu") -> 
     if s.top_k:
         chain.append(hf.TopKLogitsWarper(s.top_k))
     if s.top_p is not None and s.top_p < 1.0:
-        chain.append(hf.TopPLogitsWarper(s.top_p))
+        chain.append(TopP(s.top_p))
     if s.min_p:
         chain.append(hf.MinPLogitsWarper(s.min_p))
     return chain
@@ -196,6 +266,7 @@ class Processors:
     def __init__(self, chain: Sequence[hf.LogitsProcessor], *, greedy: bool = False) -> None:
         self.chain = tuple(chain)
         self.greedy = greedy
+        self.stateless = all(isinstance(p, _STATELESS) for p in self.chain)
 
     @classmethod
     def of(cls, sampling: Sampling, device: torch.device | str = "cpu") -> Processors:
@@ -207,9 +278,12 @@ class Processors:
         Row j is what follows prefix + drafted[:j]: a processor that reads its prefix sees exactly that one.
         logits is not changed.
         """
-        ids = torch.tensor([[*prefix, *drafted]], device=logits.device)
-        first = len(prefix)
-        scores = logits.clone() if self.chain else logits  # some processors write in place
+        first, scores = len(prefix), logits
+        if self.stateless:
+            ids = torch.empty(1, 0, dtype=torch.int64)  # which nobody reads: a long text costs nothing here
+        else:
+            ids = torch.tensor([[*prefix, *drafted]], device=logits.device)
+            scores = logits.clone()  # some of these write in place
         for processor in self.chain:
             if isinstance(processor, _STATELESS):
                 scores = processor(ids, scores)
@@ -229,10 +303,15 @@ class Processors:
 
 def check_finite(logits: Tensor, model: str, first_position: int) -> None:
     """Raises RunError naming model and position at the first row [V] of logits [n, V] that is not finite."""
+    if bool(torch.isfinite(logits.sum())):
+        return  # a sum is finite only if all of it is; the other way round it may just have overflowed
     bad = ~torch.isfinite(logits).all(-1)
     if bool(bad.any()):
-        position = first_position + int(bad.nonzero()[0])
-        raise RunError(
-            f"the {model} produced logits that are not finite (NaN or inf) for position {position}; "
-            "try --dtype float32, and check the checkpoint"
-        )
+        raise not_finite(model, first_position + int(bad.nonzero()[0]))
+
+
+def not_finite(model: str, position: int) -> RunError:
+    return RunError(
+        f"the {model} produced logits that are not finite (NaN or inf) for position {position}; "
+        "try --dtype float32, and check the checkpoint"
+    )

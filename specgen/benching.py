@@ -1,0 +1,590 @@
+"""Sessions → a bench: arms through the schedule, the baseline's texts scored, the costs of calls probed.
+
+Nothing is computed here that the stored result does not allow to compute again: tables and verdict are
+`analysis.py`'s. While timing, nothing ends a text but max_new_tokens, so that all arms do the same length.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import itertools
+import os
+import random
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specgen.bench import WARM_UP, Job, promising, schedule, turns
+from specgen.decoding import start
+from specgen.drafting import ModelDrafter
+from specgen.environment import describe
+from specgen.generation import Generation, Pair
+from specgen.loading import Session
+from specgen.models import LanguageModel
+from specgen.overlap import PROBE_PREFIX, measure_costs, score_text
+from specgen.packing import parameter_bytes
+from specgen.profiles import merged_settings
+from specgen.report import plain_data
+from specgen.results import (
+    SCHEMA_VERSION,
+    Arm,
+    Bench,
+    Costs,
+    Design,
+    Divergence,
+    Measurement,
+    Prompt,
+    Row,
+    Score,
+    Steps,
+)
+from specgen.rounds import Mode, Round, UsageError
+from specgen.theory import expected_rounds, pooled, predicted_speedup
+
+CANDIDATES = range(1, 9)  # of --k auto
+UNPREDICTED = (2, 4, 8)  # what auto times where nothing predicts
+WARM_TOKENS = 16
+FULL_WIDTHS = 9  # every width up to this is probed, then every other power of two
+CYCLE = 1000  # between the seeds of one prompt's rows in one batch
+MEGABYTE = 1 << 20
+
+Tell = Callable[[str, float | None, float | None], None]  # what is going on; fraction done, seconds left
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C after at least one whole run, with the bench that was measured until then."""
+
+    def __init__(self, bench: Bench) -> None:
+        super().__init__()
+        self.bench = bench
+
+
+def run_bench(
+    sessions: Sequence[Session],
+    prompts: Sequence[Prompt],
+    *,
+    ks: Sequence[int] | None = None,
+    runs: int = 3,
+    warmup: int = 1,
+    batch_sizes: Sequence[int] = (1,),
+    budget: float | None = None,
+    order_seed: int = 0,
+    progress: Tell = lambda what, done, left: None,
+) -> Bench:
+    """Times plain decoding against every session's draft and k, interleaved, and returns all that was seen.
+
+    sessions: one a profile and engine, of one target (see `check_sessions`). ks: None chooses by prediction. budget:
+    seconds for all of it. Raises UsageError; Interrupted, with a bench, on Ctrl-C after a whole run.
+    """
+    check_sessions(sessions)
+    return _Runner(sessions, list(prompts), list(batch_sizes), runs, warmup, budget, order_seed, progress).run(ks)
+
+
+def engine_of(session: Session) -> str:
+    """The engine that the target's calls really run under."""
+    return str(getattr(session.pair.target, "engine", "eager"))
+
+
+def check_sessions(sessions: Sequence[Session]) -> None:
+    """Raises UsageError unless all have a draft, and one target under the same settings, each in a way of its own."""
+    first, seen = sessions[0], {}
+    for session in sessions:
+        name = session.profile.name
+        if session.pair.drafter is None:
+            raise UsageError(f"profile {name} has no draft: nothing to bench against plain decoding")
+        if session.located.get("target") != first.located.get("target") or session.pair.dtype != first.pair.dtype:
+            raise UsageError(
+                f"profiles {first.profile.name} and {name} have different targets: a bench has one target, with "
+                "one dtype; bench them apart"
+            )
+        theirs, ours = (_without_k(s) for s in (session, first))
+        if differing := sorted(key for key in ours if ours[key] != theirs[key]):
+            raise UsageError(
+                f"profiles {first.profile.name} and {name} differ in {', '.join(differing)}: bench them apart, or "
+                "set it by a flag"
+            )
+        way = (name, engine_of(session))
+        if way in seen:
+            raise UsageError(f"profile {name} is there twice under engine {way[1]}: leave one out")
+        seen[way] = session
+
+
+def _without_k(session: Session) -> dict[str, Any]:
+    settings = dataclasses.asdict(session.sampling)
+    return {key: value for key, value in settings.items() if key not in ("k", "sources")}
+
+
+def encoded(sessions: Sequence[Session], prompts: Iterable[tuple[str, str | None, str]]) -> list[Prompt]:
+    """(name, category, text) of each prompt → its tokens, the same in every session. Raises UsageError."""
+    found = []
+    for name, category, text in prompts:
+        try:
+            tokens = [session.encode(text) for session in sessions]
+        except UsageError as error:
+            raise UsageError(f"{name}: {error}") from None
+        for session, theirs in zip(sessions, tokens, strict=True):
+            if theirs != tokens[0]:
+                raise UsageError(
+                    f"{name}: profiles {sessions[0].profile.name} and {session.profile.name} make different tokens "
+                    "of it: bench them apart"
+                )
+        found.append(Prompt(name=name, category=category, text=text, tokens=tokens[0]))
+    return found
+
+
+# -------------------------------------------------------------------------------------------------------- a bench
+
+
+@dataclass
+class _Runner:
+    sessions: Sequence[Session]
+    prompts: list[Prompt]
+    batch_sizes: list[int]
+    runs: int
+    warmup: int
+    budget: float | None
+    order_seed: int
+    tell: Tell
+    began: float = 0.0
+    ways: dict[str, tuple[Arm, Session]] = field(default_factory=dict)
+    measurements: list[Measurement] = field(default_factory=list)
+    texts: dict[int, list[int]] = field(default_factory=dict)  # the plain text of a prompt's first timed run
+    costs: list[Costs] = field(default_factory=list)
+    scores: list[Score] = field(default_factory=list)
+    divergences: list[Divergence] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def first(self) -> Session:
+        return self.sessions[0]
+
+    @property
+    def max_new_tokens(self) -> int:
+        return self.first.sampling.max_new_tokens
+
+    def run(self, ks: Sequence[int] | None) -> Bench:
+        clock, before = self.first.pair.clock, describe()
+        self.began = clock()
+        self.notes = list(dict.fromkeys(note for session in self.sessions for note in session.notes))
+        most = max(CANDIDATES if ks is None else ks)
+        self._write_texts(all_of_them=ks is None)
+        self._probe(most)
+        chosen = self._chosen() if ks is None else [sorted(set(ks))] * len(self.sessions)
+        self._name_arms(chosen)
+        warm = min(WARM_TOKENS, self.max_new_tokens)
+        outcome = schedule(
+            {name: arm.batch for name, (arm, _) in self.ways.items()},
+            [p.category for p in self.prompts],
+            self._measure,
+            runs=self.runs, warmup=self.warmup, order=random.Random(self.order_seed), clock=clock,
+            budget=self.budget, began=self.began, scale=self.max_new_tokens / warm,
+            progress=lambda done, left: self.tell("timing", done, left),
+        )  # fmt: skip
+        if outcome.interrupted:
+            if outcome.runs == 0:
+                raise KeyboardInterrupt
+            self.notes.append(f"interrupted in run {outcome.runs + 1} of {self.runs}: that run is left out")
+        self._keep(outcome.prompts, outcome.runs)
+        design = Design(
+            k=sorted({k for own in chosen for k in own}), auto=ks is None, candidates=list(range(1, most + 1)),
+            runs=self.runs, runs_done=outcome.runs, warmup=self.warmup, max_new_tokens=self.max_new_tokens,
+            budget_s=self.budget, order_seed=self.order_seed, cut=outcome.cut,
+        )  # fmt: skip
+        interrupted = outcome.interrupted
+        try:
+            self._take_texts()
+            self._score()
+            self._compare()
+        except KeyboardInterrupt:
+            interrupted = True
+            self.notes.append("interrupted while texts were scored: predictions are of the others")
+        bench = self._bench(before, design)
+        if interrupted:
+            raise Interrupted(bench)
+        return bench
+
+    # ---------------------------------------------------------------------------------------------- which arms
+
+    def _write_texts(self, *, all_of_them: bool) -> None:
+        """Untimed, the plain texts of the first run to predict from and to probe in; else one for the probe.
+
+        Of a budget they take a quarter at most, categories taking turns.
+        """
+        pair, lengths = dataclasses.replace(self.first.pair, drafter=None), [len(p.tokens) for p in self.prompts]
+        middle = sorted(range(len(lengths)), key=lambda p: (lengths[p], p))[len(lengths) // 2]
+        wanted = turns([p.category for p in self.prompts]) if all_of_them else [middle]
+        for n, at in enumerate(wanted):
+            late = self.budget is not None and pair.clock() - self.began > self.budget / 4
+            if late and n > 0:
+                self.notes.append(f"k was chosen from the texts of {n} prompts: the budget held no more")
+                return
+            self.tell(f"writing the baseline's texts, {n + 1} of {len(wanted)}", None, None)
+            generation = Generation(pair, self.prompts[at].tokens, plain=True, ignore_ends=True)
+            self.texts[at] = list(generation.run().tokens)
+
+    def _chosen(self) -> list[list[int]]:
+        """The k to time of each session, by the prediction from the baseline's own texts and the probed costs."""
+        self._score()
+        if max(self.batch_sizes) > 1:
+            self.notes.append("k was chosen from costs of calls on one row; batches were timed with the same k")
+        if not self.scores:
+            self.notes.append(
+                f"mode {self.first.sampling.mode.value} has no prediction: k {', '.join(map(str, UNPREDICTED))} were "
+                "timed"
+            )
+            return [list(UNPREDICTED)] * len(self.sessions)
+        return [promising(self._predicted(session)) for session in self.sessions]
+
+    def _predicted(self, session: Session) -> dict[int, float]:
+        """Predicted speedup by k, from the probed costs alone."""
+        costs = next(c for c in self.costs if (c.profile, c.engine) == (session.profile.name, engine_of(session)))
+        texts = [s.ratios for s in self.scores if s.profile == session.profile.name]
+        unit, found = costs.target_s[1], {}
+        verify = [costs.target_s[w] / unit if unit else 1.0 for w in range(1, max(CANDIDATES) + 2)]
+        for k in CANDIDATES:
+            rounds = [
+                expected_rounds(
+                    [0.0 if r is None else r for r in ratios], k, limit=self.max_new_tokens,
+                    proposes=[r is not None for r in ratios],
+                )
+                for ratios in texts
+            ]  # fmt: skip
+            draft = (costs.draft_s or 0.0) / unit if unit else 0.0
+            found[k] = predicted_speedup(pooled(rounds), draft_cost=draft, verify_cost=verify)
+        return found
+
+    def _name_arms(self, chosen: Sequence[Sequence[int]]) -> None:
+        """A plain arm an engine and batch size, a speculative one for each profile and k besides."""
+        several_profiles = len({s.profile.name for s in self.sessions}) > 1
+        several_engines = len({engine_of(s) for s in self.sessions}) > 1
+
+        def named(stem: str, session: Session, batch: int, profile: bool) -> str:
+            parts = [stem]
+            parts += [session.profile.name] if profile and several_profiles else []
+            parts += [engine_of(session)] if several_engines else []
+            return " ".join(parts + ([f"B={batch}"] if len(self.batch_sizes) > 1 else []))
+
+        for batch in self.batch_sizes:
+            for session, own in zip(self.sessions, chosen, strict=True):
+                plain = named("plain", session, batch, False)
+                common: dict[str, Any] = {
+                    "profile": session.profile.name, "engine": engine_of(session), "batch": batch,
+                    "mode": session.sampling.mode.value, "baseline": plain,
+                }  # fmt: skip
+                if plain not in self.ways:
+                    self.ways[plain] = Arm(name=plain, kind="plain", k=0, **common), session
+                for k in own:
+                    name = named(f"k={k}", session, batch, True)
+                    self.ways[name] = Arm(name=name, kind="speculative", k=k, **common), session
+
+    # ------------------------------------------------------------------------------------------------- timing
+
+    def _pair(self, arm: Arm, session: Session, seed: int, tokens: int) -> Pair:
+        sampling = dataclasses.replace(
+            session.sampling, k=arm.k or session.sampling.k, seed=seed, max_new_tokens=tokens
+        )
+        return dataclasses.replace(session.pair, sampling=sampling)
+
+    def _measure(self, job: Job) -> None:
+        """Does one job and keeps what was seen. The seed of a row: the profile's + run + 1000 a repetition."""
+        arm, session = self.ways[job.arm]
+        warm = job.run == WARM_UP
+        seed = session.sampling.seed + max(0, job.run)
+        pair = self._pair(arm, session, seed, min(WARM_TOKENS, self.max_new_tokens) if warm else self.max_new_tokens)
+        prompts = [self.prompts[p].tokens for p, _ in job.members]
+        seeds = [seed + CYCLE * cycle for _, cycle in job.members]
+        load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
+        measured = _one(pair, arm, prompts[0]) if arm.batch == 1 else _batch(pair, arm, prompts, seeds)
+        prefill_s, steps, rounds = measured
+        self.measurements.append(
+            Measurement(
+                arm=arm.name, group=job.group, run=job.run, order=job.order, prefill_s=prefill_s,
+                first_s=prefill_s + steps.total_s[0], load=load, steps=steps,
+                rows=[
+                    _row(prompt, own, r)
+                    for (prompt, _), own, r in zip(job.members, seeds, rounds, strict=True)
+                ],
+            )
+        )  # fmt: skip
+
+    def _keep(self, prompts: Sequence[int], runs: int) -> None:
+        """Drops what was measured of prompts that the budget left out and of a run that was not finished."""
+        place = {old: new for new, old in enumerate(prompts)}
+        kept = []
+        for m in self.measurements:
+            if m.run < runs and all(row.prompt in place for row in m.rows):
+                for row in m.rows:
+                    row.prompt = place[row.prompt]
+                kept.append(m)
+        self.measurements = kept
+        self.scores = [s.model_copy(update={"prompt": place[s.prompt]}) for s in self.scores if s.prompt in place]
+        self.texts = {place[p]: text for p, text in self.texts.items() if p in place}
+        self.prompts = [self.prompts[p] for p in prompts]
+
+    # ---------------------------------------------------------------------------------- outside the schedule
+
+    def _take_texts(self) -> None:
+        """The plain texts of the first run, of the smallest batch: all engines' and batches' are of one law."""
+        seed = self.first.sampling.seed
+        plain = {name: arm.batch for name, (arm, _) in self.ways.items() if arm.kind == "plain"}
+        for m in sorted((m for m in self.measurements if m.arm in plain), key=lambda m: plain[m.arm]):
+            for row in m.rows:
+                if m.run == 0 and row.seed == seed:
+                    self.texts.setdefault(row.prompt, row.tokens)
+
+    def _probe(self, most: int) -> None:
+        """Costs of each session's calls on 1 … most + 1 tokens, in the middle of a text of usual length."""
+        bandwidth: dict[str, float] = {}
+        for session in self.sessions:
+            target = session.pair.target
+            self.tell(f"probing the costs of calls, {session.profile.name} {engine_of(session)}", None, None)
+            text = self._probe_text()
+            if session.context is not None and len(text) + most > session.context:
+                text = text[: max(1, session.context - most)]
+            widths = [w for w in (*range(1, FULL_WIDTHS + 1), 17, 33) if w <= most] + [most + 1]
+            session.pair.holder[0] = None
+            found = measure_costs(session.pair, text, most, widths=sorted(set(widths)))
+            device = _device(session)
+            if str(device) not in bandwidth:
+                bandwidth[str(device)] = copy_bandwidth(device, session.pair.clock)
+            drafter = session.pair.drafter
+            draft = drafter.model if isinstance(drafter, ModelDrafter) else None
+            self.costs.append(
+                Costs(
+                    profile=session.profile.name, engine=engine_of(session), context=len(text) - 1,
+                    draft_s=found.draft_s, target_s=dict(found.target_s or {}),
+                    target_bytes=model_bytes(target), target_bytes_a_token=cache_bytes(target),
+                    draft_bytes=model_bytes(draft), draft_bytes_a_token=cache_bytes(draft),
+                    copy_bandwidth=bandwidth[str(device)],
+                )
+            )  # fmt: skip
+
+    def _probe_text(self) -> list[int]:
+        """The prompt of median length with the first half of its text."""
+        middle = sorted(self.texts, key=lambda p: (len(self.prompts[p].tokens), p))[len(self.texts) // 2]
+        half = self.texts[middle][: max(1, len(self.texts[middle]) // 2)]
+        return [*self.prompts[middle].tokens, *half][-PROBE_PREFIX:]
+
+    def _score(self) -> None:
+        """Each profile's draft on the baseline's texts so far, teacher-forced; only in modes of the target's law."""
+        if self.first.sampling.mode.approximate:
+            return
+        by_profile = {session.profile.name: session for session in reversed(self.sessions)}
+        for name, session in by_profile.items():
+            pair = session.pair
+            assert pair.drafter is not None
+            done = {s.prompt for s in self.scores if s.profile == name}
+            for at in sorted(self.texts.keys() - done):
+                self.tell(f"scoring the baseline's texts, {name}, {at + 1} of {len(self.prompts)}", None, None)
+                prompt = self.prompts[at].tokens
+                found = score_text(
+                    pair.target, pair.drafter, pair.processors, pair.sampling, [*prompt, *self.texts[at]],
+                    len(prompt), temperatures=(), context=session.context,
+                    coupled=pair.sampling.mode is Mode.COUPLED,
+                )  # fmt: skip
+                ratios = found.positions()["ratio"]
+                self.scores.append(Score(profile=name, prompt=at, run=0, ratios=ratios))
+
+    def _compare(self) -> None:
+        """Greedy only: every speculative text against the baseline's of the same prompt, run and seed."""
+        if self.first.sampling.mode is not Mode.GREEDY:
+            return
+        rows = {(m.arm, m.run, r.prompt, r.seed): r for m in self.measurements if m.run >= 0 for r in m.rows}
+        known: dict[tuple[str, int], tuple[float, float, float]] = {}
+        for (name, run, prompt, seed), row in rows.items():
+            arm, session = self.ways[name]
+            plain = rows.get((arm.baseline, run, prompt, seed))
+            if arm.kind == "plain" or plain is None or plain.tokens == row.tokens:
+                continue
+            pairs = enumerate(zip(plain.tokens, row.tokens, strict=False))
+            at = next((i for i, (a, b) in pairs if a != b), min(len(plain.tokens), len(row.tokens)))
+            if (name, prompt) not in known:
+                self.tell(f"looking into a divergence of {name}", None, None)
+                known[name, prompt] = _margins(session.pair, self.prompts[prompt].tokens, plain, row, at)
+            plain_margin, verify_margin, difference = known[name, prompt]
+            self.divergences.append(
+                Divergence(
+                    arm=name, prompt=prompt, run=run, position=at, plain_token=plain.tokens[at],
+                    token=row.tokens[at], plain_margin=plain_margin, verify_margin=verify_margin,
+                    difference=difference, tie=min(plain_margin, verify_margin) <= difference,
+                )
+            )  # fmt: skip
+
+    # --------------------------------------------------------------------------------------------- the result
+
+    def _bench(self, before: dict[str, Any], design: Design) -> Bench:
+        ids = {t for p in self.prompts for t in p.tokens}
+        ids |= {t for m in self.measurements for row in m.rows for t in row.tokens}
+        return Bench(
+            schema_version=SCHEMA_VERSION,
+            kind="bench",
+            created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            sampling=plain_data(self.first.sampling),
+            profiles={s.profile.name: merged_settings(s.profile) for s in self.sessions},
+            checkpoints=_checkpoints(self.sessions),
+            dtype=str(self.first.pair.dtype).removeprefix("torch."),
+            device=str(_device(self.first)),
+            environment=before,
+            environment_after=describe(),
+            design=design,
+            prompts=self.prompts,
+            arms=[arm for arm, _ in self.ways.values()],
+            measurements=self.measurements,
+            costs=self.costs,
+            scores=self.scores,
+            divergences=self.divergences,
+            notes=self.notes,
+            pieces=_pieces(self.first.pair.tokenizer, sorted(ids)),
+        )
+
+
+def _checkpoints(sessions: Sequence[Session]) -> dict[str, Any]:
+    """As in a run's result; of several profiles each with its name, the target once."""
+    if len({s.profile.name for s in sessions}) == 1:
+        return dict(plain_data(sessions[0].located))
+    found = {f"draft {s.profile.name}": s.located["draft"] for s in sessions if "draft" in s.located}
+    return dict(plain_data({"target": sessions[0].located.get("target"), **found}))
+
+
+def _pieces(tokenizer: Any, ids: Sequence[int]) -> dict[int, str]:
+    if tokenizer is None:
+        return {i: f" {i}" for i in ids}
+    return {i: tokenizer.decode([i], skip_special_tokens=False, clean_up_tokenization_spaces=False) for i in ids}
+
+
+# ------------------------------------------------------------------------------------------------ one measurement
+
+_Measured = tuple[float, Steps, list[list[Round]]]  # prefill seconds; the steps; the rounds of each row
+
+
+def _one(pair: Pair, arm: Arm, prompt: Sequence[int]) -> _Measured:
+    generation = Generation(pair, prompt, plain=arm.kind == "plain", ignore_ends=True).run()
+    rounds = generation.rounds
+    steps = Steps(
+        draft_s=[r.draft_s for r in rounds], verify_s=[r.verify_s for r in rounds],
+        rollback_s=[r.rollback_s for r in rounds], total_s=[r.total_s for r in rounds],
+        width=[r.drafted + 1 for r in rounds], rows=[1] * len(rounds),
+    )  # fmt: skip
+    return generation.prefill_s, steps, [rounds]
+
+
+def _batch(pair: Pair, arm: Arm, prompts: Sequence[list[int]], seeds: Sequence[int]) -> _Measured:
+    from specgen.batching import BatchGeneration
+
+    generation = BatchGeneration(pair, list(prompts), plain=arm.kind == "plain", ignore_ends=True, seeds=list(seeds))
+    done = list(generation)
+    steps = Steps(
+        draft_s=[s.draft_s for s in done], verify_s=[s.verify_s for s in done],
+        rollback_s=[s.rollback_s for s in done], total_s=[s.total_s for s in done],
+        width=[s.width for s in done], rows=[s.rows for s in done],
+    )  # fmt: skip
+    rounds = [[s.rounds[row] for s in done if row in s.rounds] for row in range(len(prompts))]
+    return generation.prefill_s, steps, rounds
+
+
+def _row(prompt: int, seed: int, rounds: Sequence[Round]) -> Row:
+    def chained(parts: Iterable[Iterable[float]]) -> list[float]:
+        return list(itertools.chain.from_iterable(parts))
+
+    finish = rounds[-1].finish
+    return Row(
+        prompt=prompt, seed=seed, tokens=[t for r in rounds for t in r.tokens],
+        finish=None if finish is None else finish.value,
+        drafted=[r.drafted for r in rounds], tested=[r.tested for r in rounds],
+        accepted=[r.accepted for r in rounds], committed=[len(r.committed) for r in rounds],
+        overlaps=chained(r.overlaps for r in rounds), expected=chained(r.expected for r in rounds),
+        biases=chained(r.biases for r in rounds),
+    )  # fmt: skip
+
+
+# ---------------------------------------------------------------------------------------------- two kinds of call
+
+
+def _margins(pair: Pair, prompt: list[int], plain: Row, row: Row, at: int) -> tuple[float, float, float]:
+    """Of the top two processed logits at generated position `at`: the margin in plain decoding's call, that in the
+    call that verified, and the largest difference between the two calls' logits. Both texts are the same before it.
+
+    Each side's calls are made once more as they were, a row alone: a batch's own arithmetic may differ a little.
+    """
+    pair.holder[0] = None
+    rows = []
+    for side in (plain, row):
+        logits = replayed(pair.target, prompt, side, at)
+        wide = logits if logits.dtype == torch.float64 else logits.float()
+        rows.append(pair.processors.scores(wide[None], [*prompt, *plain.tokens[:at]])[0])
+    known = torch.isfinite(rows[0]) & torch.isfinite(rows[1])
+    first, second = (float(top[0] - top[1]) for top in (r[known].topk(2).values for r in rows))
+    return first, second, float((rows[0] - rows[1])[known].abs().max())
+
+
+def replayed(target: LanguageModel, prompt: Sequence[int], row: Row, at: int) -> Tensor:
+    """Logits [V] that generated token `at` was verified by, from the same calls as the row's rounds made."""
+    start(target, None, prompt)
+    text, done = [*prompt, *row.tokens], 0
+    for drafted, committed in zip(row.drafted, row.committed, strict=True):
+        end = len(prompt) + done
+        feed = text[target.lengths[0] : end + drafted]
+        feed += [text[-1]] * (end + drafted - target.lengths[0] - len(feed))  # what was drafted there is not known
+        logits = target.forward(torch.tensor([feed]), drafted + 1)[0]
+        if at < done + committed:
+            return logits[at - done]
+        done += committed
+        target.rollback([max(0, target.lengths[0] - (len(prompt) + done - 1))])
+    raise ValueError(f"the row has no token {at}")
+
+
+# ------------------------------------------------------------------------------------------------- bytes and speed
+
+
+def _device(session: Session) -> torch.device:
+    return getattr(session.pair.target, "device", torch.device("cpu"))
+
+
+def model_bytes(model: LanguageModel | None) -> int:
+    """Bytes of all parameters; 0 for what is no module."""
+    module = getattr(model, "model", None)
+    return parameter_bytes(module) if isinstance(module, torch.nn.Module) else 0
+
+
+def cache_bytes(model: LanguageModel | None) -> int:
+    """Bytes of keys and values that a cached token takes, in all layers; 0 where the configuration does not say."""
+    module = getattr(model, "model", None)
+    if not isinstance(module, torch.nn.Module):
+        return 0
+    config: Any = getattr(module, "config", None)
+    config = config.get_text_config() if hasattr(config, "get_text_config") else config
+    layers, heads = (getattr(config, name, None) for name in ("num_hidden_layers", "num_attention_heads"))
+    if not layers or not heads:
+        return 0
+    kv_heads = getattr(config, "num_key_value_heads", None) or heads
+    size = getattr(config, "head_dim", None) or config.hidden_size // heads
+    return int(2 * layers * kv_heads * size * next(module.parameters()).element_size())
+
+
+def copy_bandwidth(device: torch.device, clock: Callable[[], float], *, repeats: int = 5) -> float:
+    """Bytes read and written a second by the fastest of a few copies of a large tensor; 0 where the clock stands."""
+    size = 256 * MEGABYTE if _free_bytes(device) > 2048 * MEGABYTE else 64 * MEGABYTE
+    source = torch.ones(size // 4, dtype=torch.float32, device=device)
+    copy = torch.zeros_like(source)
+    times = []
+    for _ in range(repeats):
+        began = clock()
+        copy.copy_(source)
+        times.append(clock() - began)
+    return 2 * size / min(times) if min(times) > 0 else 0.0
+
+
+def _free_bytes(device: torch.device) -> int:
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    try:
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):
+        return 0
+
+
+__all__ = ["Interrupted", "check_sessions", "copy_bandwidth", "encoded", "engine_of", "run_bench"]

@@ -1,0 +1,762 @@
+"""The captured loop: a round is a few CUDA graphs replayed one after another, and one read by the host.
+
+Everything that a round needs is a tensor on the device: the text's length, the tokens to feed, the key words of the
+uniforms, the drafted tokens with their distributions. Caches are written in place, at slots computed there too. What
+a round did comes back as one row of numbers. Without CUDA the very same step functions are called instead of
+replayed: that is how the tests prove them.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any, Protocol, cast
+
+import torch
+from torch import Tensor
+from transformers import generation as hf
+
+from specgen.cache import RaggedLayer, Rows, ragged
+from specgen.decoding import Ended, _until_the_end
+from specgen.drafting import Drafter, ModelDrafter, NgramDrafter
+from specgen.models import PREFILL_CHUNK, CausalLM, LanguageModel
+from specgen.rounds import Committed, Finish, Mode, Origin, Round, RunError, Sampling
+from specgen.sampling import (
+    Ban,
+    DeviceNoise,
+    DeviceUniforms,
+    KeyedUniforms,
+    Processors,
+    Stream,
+    TopP,
+    draw,
+    not_finite,
+)
+from specgen.verification import Rule, expected_acceptance, law, overlap, rule_for, total_variation
+
+FIRST_TIER = 256  # slots that a captured call sees at least; then twice as many
+FINE = 4096  # above it four tiers to a doubling: attention to slots that are not in use costs more than graphs do
+AHEAD = 2048  # generated tokens for which there is room from the start; more only when they come
+LOOPS_KEPT = 12  # of one target: each has graphs of its own
+
+Step = Callable[[], None]
+
+
+class CaptureError(Exception):
+    """Why the eager loop has to serve, in one line."""
+
+
+# ------------------------------------------------------------------------------------------------------- capturing
+
+
+class Captured(Protocol):
+    def replay(self) -> None: ...
+
+
+Capture = Callable[[Step, Step], Captured]  # a step, and what undoes it; the step must not have happened afterwards
+
+
+class _Called:
+    def __init__(self, step: Step) -> None:
+        self.replay = step
+
+
+def call_directly(step: Step, undo: Step) -> Captured:
+    """No capture: each replay is a call. What tests run, and CPUs."""
+    return _Called(step)
+
+
+@functools.cache
+def _stream_and_pool(device: torch.device) -> tuple[torch.cuda.Stream, Any]:
+    """One side stream, since each has a workspace of its own, and one pool of memory for all graphs of a device.
+
+    Graphs run one after another and leave nothing in the pool for one another: what they yield lies outside.
+    """
+    with torch.cuda.device(device):
+        return torch.cuda.Stream(), torch.cuda.graph_pool_handle()
+
+
+class CudaCapture:
+    """Warms a step up on a side stream and captures it as a CUDA graph."""
+
+    WARM_UPS = 2
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    def __call__(self, step: Step, undo: Step) -> Captured:
+        with torch.cuda.device(self.device):
+            stream, pool = _stream_and_pool(self.device)
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                for _ in range(self.WARM_UPS):
+                    step()
+                    undo()
+            torch.cuda.current_stream().wait_stream(stream)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+                step()
+        return cast(Captured, graph)
+
+
+def capture_for(device: torch.device) -> Capture:
+    return CudaCapture(device) if device.type == "cuda" else call_directly
+
+
+# --------------------------------------------------------------------------------------------------- static caches
+
+
+def tier(slots: int) -> int:
+    """The smallest extent that holds so many: FIRST_TIER times a power of two, above FINE also between two of them."""
+    size = FIRST_TIER
+    while size < slots:
+        size *= 2
+    step = size // 8
+    return size if size <= FINE else -(-slots // step) * step
+
+
+class _OneRow(RaggedLayer):
+    """A ragged layer for a single row: one kernel writes its tokens."""
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        keys, values = self._room(key_states, value_states)
+        keys.index_copy_(2, self.rows.slots[0], key_states)
+        values.index_copy_(2, self.rows.slots[0], value_states)
+        return keys[:, :, : self.rows.extent], values[:, :, : self.rows.extent]
+
+    def grow(self, capacity: int) -> None:
+        self.capacity = capacity
+        if self._buffers is not None:
+            keys, values = (b.new_zeros(*b.shape[:2], capacity, b.shape[-1]) for b in self._buffers)
+            for new, old in zip((keys, values), self._buffers, strict=True):
+                new[:, :, : old.shape[2]] = old
+            self._buffers = (keys, values)
+
+
+class StaticCache:
+    """One model's cache at fixed addresses. version: changes whenever the addresses do.
+
+    Raises ValueError where a layer is not full attention.
+    """
+
+    def __init__(self, model: CausalLM) -> None:
+        self.model = model
+        self.dtype: torch.dtype = model.model.dtype
+        self.rows = Rows(1, model.device)
+        self.capacity, self.version = FIRST_TIER, 0
+        self.cache = ragged(model.model.config, self.rows, FIRST_TIER, fixed=True)
+        self.cache.layers = [_OneRow(self.rows, FIRST_TIER, fixed=True) for _ in self.cache.layers]
+
+    def grow(self, capacity: int) -> None:
+        """Room for so many slots, with what is cached."""
+        if capacity > self.capacity:
+            for layer in self.cache.layers:
+                layer.grow(capacity)
+            self.capacity, self.version = capacity, self.version + 1
+
+    def forward(
+        self, tokens: Tensor, slots: Tensor, rows: int, extent: int, positions: Tensor | None = None
+    ) -> Tensor:
+        """Writes tokens [n] to slots [n], which are also their positions unless given; logits [rows, V] of the last.
+
+        extent: how many slots attention looks at.
+        """
+        self.rows.slots, self.rows.extent = slots[None], extent
+        return self.model.call(
+            tokens[None], rows, self.cache, cached=extent, attention_mask=self.rows.mask(self.dtype),
+            position_ids=(slots if positions is None else positions)[None],
+        )[0]  # fmt: skip
+
+    def prefill(self, tokens: Sequence[int]) -> None:
+        """Caches tokens from slot 0 on, in chunks."""
+        for first in range(0, len(tokens), PREFILL_CHUNK):
+            chunk = torch.tensor(tokens[first : first + PREFILL_CHUNK], device=self.model.device)
+            slots = torch.arange(first, first + len(chunk), device=self.model.device)
+            self.forward(chunk, slots, 1, min(self.capacity, -(-(first + len(chunk)) // 64) * 64))
+
+    @torch.inference_mode()
+    def agrees(self) -> bool:
+        """Whether calls on this cache give what a call without one does, also after a roll-back.
+
+        Not every architecture reads its positions and its mask from its arguments.
+        """
+        n, kept, device = 24, 8, self.model.device
+        limit = min(self.model.vocabulary, int(self.model.model.get_input_embeddings().weight.shape[0]))
+        first = torch.arange(n, device=device) * 7 % limit
+        second = torch.cat([first[:kept], (first[:4] + 3) % limit])
+        slots = torch.arange(n, device=device)
+        self.forward(first, slots, 1, FIRST_TIER)
+        got = self.forward(second[kept:], slots[kept : len(second)], 4, FIRST_TIER)
+        wanted = self.model.call(second[None], 4, None)[0]
+        known = wanted > torch.finfo(wanted.dtype).min  # the rest is vocabulary that only the other side has
+        tolerance = 1e-3 if self.dtype in (torch.float32, torch.float64) else 0.1
+        far = (got - wanted)[known].abs().max() > tolerance * wanted[known].abs().max()
+        return not bool(far)
+
+
+def _static(model: CausalLM) -> StaticCache:
+    """The model's static cache, made and tried once. Raises CaptureError."""
+    if "static cache" not in model.kept:
+        model.kept["static cache"] = _make_static(model)
+    made = model.kept["static cache"]
+    if isinstance(made, str):
+        raise CaptureError(made)
+    return cast(StaticCache, made)
+
+
+def _make_static(model: CausalLM) -> StaticCache | str:
+    name = f"the {model.role} ({type(model.model).__name__})"
+    places = getattr(model.model, "hf_device_map", None) or {}
+    if len({str(place) for place in places.values()}) > 1:
+        return f"{name} is spread over several devices"
+    ropes = getattr(model.model.config.get_text_config(), "rope_parameters", None) or {}
+    types = {str(r.get("rope_type")) for r in (ropes, *ropes.values()) if isinstance(r, dict)}
+    if types & {"dynamic", "longrope"}:
+        return f"{name} changes its rotary embedding with the text's length"
+    try:
+        cache = StaticCache(model)
+    except ValueError as error:
+        return f"{name} cannot have a static cache: {error}"
+    try:
+        agrees = cache.agrees()
+    except (RunError, TypeError, ValueError, RuntimeError, AttributeError) as error:
+        return f"{name} cannot run on a static cache: {_line(error)}"
+    return cache if agrees else f"{name} gives other logits on a static cache"
+
+
+def _line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+
+
+# ------------------------------------------------------------------------------------------------------ processors
+
+
+class _SortedTopP(TopP):
+    """The same set of tokens by sorting them all: how many it takes is not known to the host."""
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        mass, tokens = scores.softmax(-1).sort(-1, descending=True)
+        before = mass.cumsum(-1) - mass
+        kept = scores.gather(-1, tokens).masked_fill(before >= self.top_p, -torch.inf)
+        return torch.full_like(scores, -torch.inf).scatter(-1, tokens, kept)
+
+
+_AS_THEY_ARE = (Ban, hf.TemperatureLogitsWarper, hf.TopKLogitsWarper, hf.MinPLogitsWarper)
+
+
+def _on_device(processors: Processors) -> list[Any]:
+    """The chain in a form that no host read takes part in. Raises CaptureError."""
+    if type(processors) is not Processors:
+        raise CaptureError(f"{type(processors).__name__} is not the usual way from logits to probabilities")
+    chain: list[Any] = []
+    for processor in processors.chain:
+        if type(processor) is TopP:
+            chain.append(_SortedTopP(processor.top_p))
+        elif type(processor) in _AS_THEY_ARE:
+            chain.append(processor)
+        else:
+            name = type(processor).__name__
+            raise CaptureError(f"{name} reads the text so far, or is not known not to")
+    return chain
+
+
+# -------------------------------------------------------------------------------------------------------- the loop
+
+
+class GraphLoop:
+    """Speculative generation, or plain decoding where there is neither draft nor drafter, of one text after another.
+
+    draft: a model, whose steps are captured too. drafter: one that proposes on the host instead, such as n-grams.
+
+    Usage: `prepare`, `start`, `rounds`. The numbers that a round leaves, one row of float64, are named in `_names`.
+    """
+
+    def __init__(
+        self, target: StaticCache, draft: StaticCache | None, processors: Processors, sampling: Sampling,
+        capture: Capture, drafter: Drafter | None = None,
+    ) -> None:  # fmt: skip
+        self.target, self.draft, self.drafter = target, draft, drafter
+        self.chain, self.greedy = _on_device(processors), processors.greedy
+        self.processors = processors  # kept alive: loops are told apart by it
+        self.k = 0 if draft is None and drafter is None else sampling.k
+        self.rule: Rule = rule_for(sampling)
+        self.capture = capture
+        self.coupled = sampling.mode is Mode.COUPLED
+        device = target.model.device
+        self.uniforms: Any = (DeviceNoise if self.coupled else DeviceUniforms)(device)
+        self._steps: dict[tuple[str, int], Captured] = {}
+        self._versions: tuple[int, ...] = ()
+        self._failed: CaptureError | None = None
+        self._allocate(device)
+
+    @torch.inference_mode()
+    def _allocate(self, device: torch.device) -> None:
+        whole = functools.partial(torch.zeros, dtype=torch.int64, device=device)
+        k, vocabulary = self.k, self.target.model.vocabulary
+        self.n = whole(1)  # committed tokens, the prompt's among them
+        self.limit = whole(1)  # the most there may be
+        self.offered = torch.full((1,), k, device=device)  # drafted tokens, where there is room for them
+        self.round = whole(1)
+        self.tail = whole(2)  # the last two committed tokens
+        self.drafted = whole(k)
+        self.j = whole(1)  # which of them was drafted last
+        self.ahead = torch.arange(k + 1, device=device)
+        self.bad_draft = torch.zeros(k, dtype=torch.bool, device=device)
+        self.logits = torch.zeros(k + 1, vocabulary, dtype=self.target.dtype, device=device)
+        draft_dtype = self.draft.dtype if self.draft is not None else self.target.dtype
+        wide = torch.float64 if draft_dtype == torch.float64 else torch.float32
+        self.draft_probs = torch.zeros(0 if self.greedy else k, vocabulary, dtype=wide, device=device)
+        self._names = self._layout()
+        self.out = torch.zeros(sum(self._names.values()), dtype=torch.float64, device=device)
+        self._moving = (self.n, self.round, self.tail, self.drafted, self.j, self.draft_probs, self.bad_draft)
+
+    def _layout(self) -> dict[str, int]:
+        """What a round leaves, and how many numbers each is."""
+        k = self.k
+        names = {
+            "accepted": 1, "next": 1, "drafted": k, "bad_draft": k, "bad_target": k + 1, "log_prob": k + 1,
+            "entropy": k + 1, "support": k + 1, "overlap": k, "impossible": 2,
+        }  # fmt: skip
+        if self.k and self.rule.name not in (Mode.EXACT, Mode.GREEDY):
+            names["expected"] = k
+            if not self.rule.by_match:
+                names["biases"] = k
+        return names
+
+    # ----------------------------------------------------------------------------- steps: no host read in any of them
+
+    def _scores(self, logits: Tensor) -> Tensor:
+        """Processed logits [n, V], in float32 (float64 stays)."""
+        scores = logits if logits.dtype == torch.float64 else logits.float()
+        for processor in self.chain:
+            scores = processor(None, scores)
+        return scores
+
+    def _first_draft_step(self, extent: int) -> None:
+        """Feeds the last two tokens: the one before the last is known already unless everything was accepted."""
+        self.j.zero_()
+        # A text of one token feeds it twice, to one slot.
+        self._draft_step(self.tail, (self.n - 2 + self._arange(2)).clamp(min=0), extent)
+
+    def _next_draft_step(self, extent: int) -> None:
+        token = self.drafted.index_select(0, self.j)
+        self.j += 1
+        self._draft_step(token, self.n - 1 + self.j, extent)
+
+    def _draft_step(self, tokens: Tensor, slots: Tensor, extent: int) -> None:
+        assert self.draft is not None
+        logits = self.draft.forward(tokens, slots, 1, extent)
+        scores = self._scores(logits)
+        self.bad_draft.index_copy_(0, self.j, ~torch.isfinite(logits).all(-1))
+        if self.greedy:
+            token = scores.argmax(-1)
+        else:
+            probs = scores.softmax(-1)
+            token = self._draw(probs[0], Stream.DRAFT, self.n + self.j, self.round)
+            self.draft_probs.index_copy_(0, self.j, probs)
+        self.drafted.index_copy_(0, self.j, token.view(1))
+
+    def _arange(self, n: int) -> Tensor:
+        return self.ahead[:n] if n <= len(self.ahead) else torch.arange(n, device=self.ahead.device)
+
+    def _draw(self, weights: Tensor, stream: Any, position: Any, round_index: Any) -> Tensor:
+        return draw(weights, stream, position, round_index, self.uniforms)
+
+    def _room(self) -> Tensor:
+        """How many tokens are drafted this round [1]: what was offered, and fewer at the text's end."""
+        return torch.minimum(self.limit - self.n - 1, self.offered)
+
+    def _target_step(self, width: int, extent: int) -> None:
+        """The last token and width − 1 drafted ones. Those behind what was drafted this round are fed for nothing:
+        one width serves the text's end too."""
+        ahead = self._arange(width)
+        slots = self.n - 1 + ahead
+        # No position beyond the text's limit, for which a model may have no embedding.
+        positions = torch.minimum(slots, self.n - 1 + self._room())
+        tokens = torch.cat([self.tail[1:], self.drafted[: width - 1]])
+        self.logits[:width] = self.target.forward(tokens, slots, width, extent, positions)
+
+    def _judge_step(self) -> None:
+        """The rule on every drafted token at once, the token that follows, and what the host is told."""
+        k, scores = self.k, self._scores(self.logits)
+        told: dict[str, Tensor] = {"drafted": self.drafted, "bad_draft": self.bad_draft}
+        told["bad_target"] = ~torch.isfinite(self.logits).all(-1)
+        if self.greedy:
+            accepted, token = self._match(scores.argmax(-1))
+            ones = torch.ones(k + 1, device=scores.device)
+            told |= {"log_prob": ones * 0, "entropy": ones * 0, "support": ones}
+            told |= {"overlap": scores[:k].argmax(-1) == self.drafted, "impossible": ones.new_zeros(2)}
+        else:
+            target_probs = scores.softmax(-1)
+            draft_probs = self.draft_probs.to(target_probs)
+            if self.k == 0:
+                accepted, token, impossible = self._plain(target_probs)
+            elif self.rule.by_match:
+                own = [self._draw(row, Stream.CORRECTION, self.n + j, self.round)
+                       for j, row in enumerate(target_probs)]  # fmt: skip
+                accepted, token = self._match(torch.stack(own))
+                impossible = target_probs.new_zeros(2)
+            else:
+                accepted, token, impossible = self._test(target_probs, draft_probs)
+            told["impossible"] = impossible
+            told |= self._describe(target_probs, draft_probs, accepted, token)
+        told |= {"accepted": accepted, "next": token}
+        self.out.copy_(torch.cat([told[name].reshape(-1).double() for name in self._names]))
+        self._commit(accepted, token)
+
+    def _plain(self, target_probs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        token = self._draw(target_probs[0], Stream.PLAIN, self.n, torch.zeros_like(self.round))
+        return torch.zeros_like(self.n), token.view(1), target_probs.new_zeros(2)
+
+    def _match(self, own: Tensor) -> tuple[Tensor, Tensor]:
+        """accepted [1] and the token [1] that follows, where the target's own draws [k+1] decide."""
+        ahead = self.ahead[: self.k]
+        kept = (own[: self.k] == self.drafted) & (ahead < self._room())
+        accepted = kept.long().cumprod(0).sum(0, keepdim=True)
+        return accepted, own.index_select(0, accepted)
+
+    def _test(self, target_probs: Tensor, draft_probs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """accepted [1], the token [1] that follows, and whether a rejection or a correction cannot be [2]."""
+        k, room, ahead = self.k, self._room(), self.ahead[: self.k]
+        keep = self.rule.accept(target_probs[:k], draft_probs)
+        a = keep.gather(1, self.drafted[:, None])[:, 0].double()
+        u = self.uniforms(Stream.ACCEPT, self.n + ahead, self.round, a)
+        accepted = ((u < a) & (ahead < room)).long().cumprod(0).sum(0, keepdim=True)
+        rejected = accepted < room
+        at = accepted.clamp(max=k - 1)
+        target_row, draft_row, keep_row = (
+            rows.index_select(0, index)[0]
+            for rows, index in ((target_probs, accepted), (draft_probs, at), (keep, at))
+        )
+        weights = torch.where(rejected, self.rule.correction(target_row, draft_row, keep_row), target_row)
+        stream = self.uniforms.either(rejected, Stream.CORRECTION, Stream.BONUS)
+        token = self._draw(weights, stream, self.n + accepted, self.round).view(1)
+        x = self.drafted.index_select(0, at)
+        p, q = (target_row.index_select(0, i) for i in (x, token)), (draft_row.index_select(0, i) for i in (x, token))
+        (px, py), (qx, qy) = p, q
+        return accepted, token, torch.cat([px >= qx, py <= qy])
+
+    def _describe(
+        self, target_probs: Tensor, draft_probs: Tensor, accepted: Tensor, token: Tensor
+    ) -> dict[str, Tensor]:
+        """The few numbers a run keeps of each position, by `decoding`'s formulas; [k+1] of targets, [k] of pairs.
+        Those of positions that were not committed, or not tested, mean nothing."""
+        k, tiny = self.k, torch.finfo(target_probs.dtype).tiny
+        written = torch.where(self.ahead < accepted, torch.cat([self.drafted, token]), token)
+        told = {
+            "log_prob": target_probs.gather(1, written[:, None])[:, 0].log(),
+            "entropy": -(target_probs * target_probs.clamp(min=tiny).log()).sum(-1),
+            "support": (target_probs > 0).sum(-1),
+            "overlap": overlap(target_probs[:k], draft_probs),
+        }
+        if "expected" in self._names:  # a row at a time: coupled's is computed in float64
+            rows = [expected_acceptance(self.rule, target_probs[j], draft_probs[j]) for j in range(k)]
+            told["expected"] = torch.stack(rows)
+        if "biases" in self._names:
+            outcome = law(self.rule, target_probs[:k], draft_probs)
+            told["biases"] = total_variation(outcome, target_probs[:k])
+        return told
+
+    def _commit(self, accepted: Tensor, token: Tensor) -> None:
+        """The next round's start. Both caches are rolled back by this: what lies behind is hidden by the mask."""
+        before = torch.cat([self.tail[1:], self.drafted]).index_select(0, accepted)
+        self.tail.copy_(torch.cat([before, token]))
+        self.n += accepted + 1
+        self.round += 1
+
+    # ----------------------------------------------------------------------------------------------- the host's side
+
+    def _step(self, kind: str, extent: int) -> Step:
+        """kind: a name, or how many tokens the target is called with."""
+        if kind == "judge":
+            return self._judge_step
+        draft = {"first": self._first_draft_step, "next": self._next_draft_step}
+        if kind in draft:
+            return functools.partial(draft[kind], extent)
+        return functools.partial(self._target_step, int(kind), extent)
+
+    def _kinds(self) -> list[str]:
+        """The steps of a round, each once."""
+        draft = ["first", "next"][: self.k] if self.draft is not None else []
+        return [*draft, str(self.k + 1), "judge"]
+
+    @torch.inference_mode()
+    def _ready(self, slots: int, kinds: Sequence[str] = ()) -> int:
+        """Buffers and graphs for calls that write up to slot slots − 1; the extent to call with.
+
+        Raises CaptureError.
+        """
+        extent = tier(slots)
+        caches = [c for c in (self.target, self.draft) if c is not None]
+        for cache in caches:
+            cache.grow(extent)
+        versions = tuple(cache.version for cache in caches)
+        if versions != self._versions:  # graphs write to addresses that are no longer the cache's
+            self._steps, self._versions = {k: s for k, s in self._steps.items() if k[0] == "judge"}, versions
+        for kind in kinds or self._kinds():
+            key = (kind, 0 if kind == "judge" else extent)
+            if key not in self._steps:
+                self._steps[key] = self._captured(kind, extent)
+        return extent
+
+    def _captured(self, kind: str, extent: int) -> Captured:
+        if self._failed is not None:  # it would fail again, after as long a time
+            raise self._failed
+        kept = [tensor.clone() for tensor in self._moving]
+
+        def undo() -> None:
+            for tensor, before in zip(self._moving, kept, strict=True):
+                tensor.copy_(before)
+            self.j.zero_()  # between rounds it counts all that were drafted: one more has no place
+
+        try:
+            undo()
+            return self.capture(self._step(kind, extent), undo)
+        except (RuntimeError, RunError) as error:
+            self._failed = CaptureError(f"a step could not be captured: {_line(error)}")
+            raise self._failed from error
+
+    @torch.inference_mode()
+    def _replay(self, kind: str, extent: int) -> None:
+        self._steps[kind, 0 if kind == "judge" else extent].replay()
+
+    def _read(self) -> dict[str, list[float]]:
+        """What the last round left: the one read of a round, which also waits for it."""
+        values = iter(self.out.tolist())
+        return {name: [next(values) for _ in range(n)] for name, n in self._names.items()}
+
+    @torch.inference_mode()
+    def prepare(self, prompt: int, max_new_tokens: int) -> None:
+        """Room and graphs for a prompt of so many tokens, so that neither is made while the text is timed.
+
+        Raises CaptureError.
+        """
+        self._place([0] * 2, prompt, prompt + max_new_tokens)
+        for cache in (self.target, self.draft):
+            if cache is not None:
+                cache.grow(tier(prompt + min(max_new_tokens, AHEAD) + self.k + 1))
+        self._ready(prompt + self.k + 1)
+
+    def _place(self, tail: Sequence[int], n: int, limit: int) -> None:
+        """The state of a text of n tokens that ends with these two."""
+        with torch.inference_mode():
+            self.tail.copy_(torch.tensor(tail))
+            self.n.fill_(n)
+            self.limit.fill_(limit)
+
+    @torch.inference_mode()
+    def start(self, prompt: Sequence[int]) -> None:
+        """Prefill: both sides take in all of the prompt but its last token."""
+        if not prompt:
+            raise ValueError("the prompt holds no token")
+        for cache in (self.target, self.draft):
+            if cache is not None:
+                cache.model.reset()  # the eager loop's cache, which would only take up memory
+                cache.grow(tier(len(prompt)))
+                cache.prefill(prompt[:-1])
+        if self.drafter is not None:
+            self.drafter.start(prompt)
+
+    def rounds(
+        self, prompt: Sequence[int], *, max_new_tokens: int, uniforms: Any, ended: Ended,
+        clock: Callable[[], Any] = time.perf_counter,
+    ) -> Iterator[Round]:  # fmt: skip
+        """Generation after `prepare` and `start`: what `speculative` and `autoregressive` yield."""
+        text, limit = list(prompt), len(prompt) + max_new_tokens
+        self._begin(text, limit, uniforms)
+        finish: Finish | None = None
+        index = 0
+        while finish is None:
+            try:
+                extent = self._ready(len(text) + self.k + 1)
+            except CaptureError as error:
+                raise RunError(f"engine graph: {error}; use --engine eager") from error
+            began = clock()
+            drafting = self._propose(text, min(self.k, limit - len(text) - 1), index, uniforms, extent)
+            drafted = clock()
+            self._replay(str(self.k + 1), extent)
+            verified = clock()
+            self._replay("judge", extent)
+            settled = self._settle(self._read(), index, len(text), drafting, limit - len(text), ended)
+            text += settled.tokens
+            if self.drafter is not None:
+                self.drafter.rollback(max(0, self.drafter.cached - (len(text) - 1)))
+            done = clock()
+            finish, index = settled.finish, index + 1
+            if finish is not None:  # an end inside a block: the device went on behind it
+                self._place((text[-2:] * 2)[:2], len(text), limit)
+            yield replace(
+                settled, draft_s=drafted - began if drafting else 0.0, verify_s=verified - drafted,
+                total_s=done - began,
+            )  # fmt: skip
+
+    def _propose(self, text: Sequence[int], most: int, index: int, uniforms: Any, extent: int) -> int:
+        """Drafts up to so many tokens; how many they are."""
+        if self.drafter is None:
+            for j in range(most):
+                self._replay("next" if j else "first", extent)
+            return most
+        proposal = self.drafter.propose(text, most, index, uniforms)
+        n = len(proposal.tokens)
+        with torch.inference_mode():
+            self.offered.fill_(n)
+            if n:
+                self.drafted[:n] = torch.tensor(proposal.tokens)
+                if not self.greedy:
+                    self.draft_probs[:n] = proposal.probs
+        return n
+
+    @torch.inference_mode()
+    def _begin(self, text: Sequence[int], limit: int, uniforms: Any) -> None:
+        self._place([*text[-1:], *text[-2:]][-2:], len(text), limit)
+        self.round.zero_()
+        if isinstance(uniforms, KeyedUniforms):
+            self.uniforms.take(uniforms)
+        else:  # a test's own
+            self.uniforms = uniforms
+
+    def _settle(
+        self, told: dict[str, list[float]], index: int, position: int, drafting: int, room: int, ended: Ended
+    ) -> Round:
+        """The round's record, but for its times; cut at the first end."""
+        for model, bad, rows in ((self.draft, told["bad_draft"], drafting),
+                                 (self.target, told["bad_target"], drafting + 1)):  # fmt: skip
+            if model is not None and any(bad[:rows]):
+                raise not_finite(model.model.role, position + bad.index(1.0))
+        accepted = int(told["accepted"][0])
+        rejected = accepted < drafting
+        drafted, token = [int(t) for t in told["drafted"]], int(told["next"][0])
+        written, finish = _until_the_end([*drafted[:accepted], token], ended, room)
+        tested = min(accepted + rejected, len(written))
+        last = Origin.PLAIN if self.k == 0 else Origin.CORRECTION if rejected else Origin.BONUS
+        origins = [Origin.ACCEPTED] * accepted + [last]
+        committed = tuple(
+            Committed(
+                token, origins[i], told["log_prob"][i], told["entropy"][i], int(told["support"][i]),
+                told["overlap"][i] if i < tested else None,
+            )
+            for i, token in enumerate(written)
+        )  # fmt: skip
+        return Round(
+            index=index,
+            drafted=drafting,
+            tested=tested,
+            accepted=min(accepted, len(written)),
+            committed=committed,
+            overlaps=tuple(told["overlap"][:tested]),
+            expected=tuple(told.get("expected", ())[:tested]),
+            biases=tuple(told.get("biases", ())[:tested]),
+            impossible=self._impossible(told, committed, drafted[accepted] if rejected else None, token),
+            finish=finish,
+        )
+
+    def _impossible(
+        self, told: dict[str, list[float]], committed: Sequence[Committed], refused: int | None, token: int
+    ) -> tuple[str, ...]:
+        if self.k == 0:
+            return ()
+        events = [
+            f"committed token {c.token}, to which the target gives 0" for c in committed if c.log_prob == -torch.inf
+        ]
+        if refused is not None and told["impossible"][0]:
+            events.append(f"rejected token {refused}, to which the target gives no less than the draft")
+        if refused is not None and told["impossible"][1]:
+            events.append(f"corrected to token {token}, to which the target gives no more than the draft")
+        return tuple(events)
+
+    # ------------------------------------------------------------------------------------------------- for the probes
+
+    def probes(self, text: Sequence[int], widths: Sequence[int]) -> dict[str, Step]:
+        """Calls to be timed behind a text: "draft", a single draft step, and the target on so many tokens by number.
+
+        widths: none above k + 1. Starts the text anew. Raises CaptureError.
+        """
+        draft = ["next" if self.k > 1 else "first"] if self.draft is not None else []
+        kinds = [*draft, *(str(w) for w in widths)]
+        n = max(1, len(text) - 1)  # a draft step behind the first is one token further on
+        self._place([text[-1]] * 2, n, n + self.k + 1)
+        extent = self._ready(n + self.k + 1, kinds)
+        self.start(text)
+
+        def call(kind: str) -> None:
+            with torch.inference_mode():
+                self.j.zero_()
+                self._replay(kind, extent)
+
+        return {"draft" if kind in draft else kind: functools.partial(call, kind) for kind in kinds}
+
+
+# ----------------------------------------------------------------------------------------------- what can be captured
+
+
+class Captureable(Protocol):
+    """What is asked of a `Pair`."""
+
+    @property
+    def target(self) -> LanguageModel: ...
+    @property
+    def drafter(self) -> Drafter | None: ...
+    @property
+    def processors(self) -> Processors: ...
+    @property
+    def sampling(self) -> Sampling: ...
+    @property
+    def rule(self) -> Rule | None: ...
+
+
+def why_not(pair: Captureable, *, plain: bool = False) -> str | None:
+    """Why this pair's loop cannot be captured, in one line; None where it can.
+
+    plain: only decoding without the draft is wanted. A drafter that proposes on the host has the rest
+    captured. The first time, each model is tried on a static cache.
+    """
+    try:
+        _parts(pair, plain)
+    except CaptureError as error:
+        return str(error)
+    return None
+
+
+def _parts(pair: Captureable, plain: bool) -> tuple[StaticCache, StaticCache | None]:
+    """The two static caches. Raises CaptureError."""
+    target, drafter, sampling = pair.target, pair.drafter, pair.sampling
+    if type(target) is not CausalLM:
+        raise CaptureError(f"the target is a {type(target).__name__}")
+    _on_device(pair.processors)
+    if plain or drafter is None:
+        return _static(target), None
+    if pair.rule is not None:
+        raise CaptureError(f"the rule {pair.rule.name} stands in for the mode's own")
+    if pair.processors.greedy != (sampling.mode is Mode.GREEDY):
+        raise CaptureError(f"mode {sampling.mode.value} does not fit processors that are greedy, or are not")
+    if type(drafter) is NgramDrafter:
+        return _static(target), None
+    if type(drafter) is not ModelDrafter:
+        raise CaptureError(f"a drafter of kind {drafter.kind} is not known to the captured loop")
+    if type(drafter.model) is not CausalLM or drafter.processors is not pair.processors:
+        raise CaptureError("the draft is not a model with the target's processors")
+    if drafter.model.device != target.device:
+        raise CaptureError(f"the target is on {target.device} and the draft on {drafter.model.device}")
+    if drafter.model.vocabulary != target.vocabulary:
+        raise CaptureError("target and draft return different numbers of columns")
+    return _static(target), _static(drafter.model)
+
+
+def loop_for(pair: Captureable, *, plain: bool = False, capture: Capture | None = None) -> GraphLoop:
+    """The captured loop of a pair, kept with its target for the next text. Raises CaptureError."""
+    target, draft = _parts(pair, plain)
+    s = pair.sampling
+    drafter = pair.drafter if draft is None and not plain else None
+    speculative = draft is not None or drafter is not None
+    settings = (s.mode, s.k, s.lenience, s.typical_epsilon, s.typical_delta) if speculative else s.mode
+    key = (id(pair.processors), id(draft), id(drafter), settings, capture)
+    loops: dict[Any, GraphLoop] = target.model.kept.setdefault("loops", {})
+    loop = loops.pop(key, None) or GraphLoop(
+        target, draft, pair.processors, s, capture or capture_for(target.model.device), drafter
+    )
+    loops[key] = loop
+    while len(loops) > LOOPS_KEPT:
+        del loops[next(iter(loops))]
+    return loop
