@@ -18,7 +18,7 @@ from specgen.models import LanguageModel
 from specgen.rounds import Mode, Origin, Round
 from specgen.sampling import Processors
 from specgen.statistics import ratio
-from specgen.verification import overlap
+from specgen.verification import coupled_joint, overlap
 
 Z_BOUND = 4.0
 SKEW_BOUND = 0.5  # L = Σ E|f − E f|³ / (Σ Var f)^1.5: above it the normal tail says nothing
@@ -227,9 +227,9 @@ def kept_ratio(mode: Mode, target: Tensor, draft: Tensor, token: int) -> float:
     p, q = float(target[token]), float(draft[token])
     if p == 0:
         return min(1.0, float(overlap(target, draft)))
-    if mode is not Mode.COUPLED or q == 0:
-        return min(1.0, q / p)
-    return min(1.0, 1 / float(torch.maximum(target, draft * (p / q)).sum()))
+    if mode is Mode.COUPLED:
+        (q,) = coupled_joint(target[None], draft[None], [token])
+    return min(1.0, q / p)
 
 
 def drift_bound(dtype: torch.dtype, temperature: float | None) -> float:

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from specgen.audit import drift_bound
 from specgen.bench import WARM_UP, Job, promising, schedule, turns
 from specgen.decoding import start
 from specgen.drafting import ModelDrafter
@@ -26,7 +27,7 @@ from specgen.generation import Generation, Pair
 from specgen.loading import Session
 from specgen.models import LanguageModel
 from specgen.overlap import PROBE_PREFIX, measure_costs, score_text
-from specgen.packing import parameter_bytes
+from specgen.packing import call_bytes
 from specgen.profiles import merged_settings
 from specgen.report import plain_data
 from specgen.results import (
@@ -406,11 +407,13 @@ class _Runner:
                 self.tell(f"looking into a divergence of {name}", None, None)
                 known[name, prompt] = _margins(session.pair, self.prompts[prompt].tokens, plain, row, at)
             plain_margin, verify_margin, difference = known[name, prompt]
+            # Calls that differ by more than rounding can excuse nothing: that is a fault, whatever the margin.
+            rounding = difference <= drift_bound(session.pair.dtype, None)
             self.divergences.append(
                 Divergence(
                     arm=name, prompt=prompt, run=run, position=at, plain_token=plain.tokens[at],
                     token=row.tokens[at], plain_margin=plain_margin, verify_margin=verify_margin,
-                    difference=difference, tie=min(plain_margin, verify_margin) <= difference,
+                    difference=difference, tie=rounding and min(plain_margin, verify_margin) <= difference,
                 )
             )  # fmt: skip
 
@@ -545,9 +548,9 @@ def _device(session: Session) -> torch.device:
 
 
 def model_bytes(model: LanguageModel | None) -> int:
-    """Bytes of all parameters; 0 for what is no module."""
+    """Bytes of the parameters that a call reads; 0 for what is no module."""
     module = getattr(model, "model", None)
-    return parameter_bytes(module) if isinstance(module, torch.nn.Module) else 0
+    return call_bytes(module) if isinstance(module, torch.nn.Module) else 0
 
 
 def cache_bytes(model: LanguageModel | None) -> int:

@@ -109,7 +109,7 @@ def capture_for(device: torch.device) -> Capture:
 
 
 def tier(slots: int) -> int:
-    """The smallest extent that holds so many: FIRST_TIER times a power of two, above FINE also between two of them."""
+    """The smallest extent that holds so many: FIRST_TIER times a power of two, above FINE also quarters between."""
     size = FIRST_TIER
     while size < slots:
         size *= 2

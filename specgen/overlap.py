@@ -27,7 +27,7 @@ from specgen.models import LanguageModel
 from specgen.rounds import Sampling
 from specgen.sampling import KeyedUniforms, Processors, build_processors, check_finite, prompt_digest
 from specgen.theory import ExpectedRounds, expected_rounds, pooled, predicted_speedup
-from specgen.verification import overlap
+from specgen.verification import coupled_joint, overlap
 
 TEMPERATURES = (0.0, 0.5, 0.7, 1.0)
 BINS = 10  # of the distribution of overlap over positions
@@ -231,19 +231,6 @@ def spans(length: int, first: int, context: int | None) -> list[tuple[int, int, 
             scored = end
         begin += step
     return found
-
-
-def coupled_joint(target_probs: Tensor, draft_probs: Tensor, tokens: Sequence[int]) -> list[float]:
-    """[n] probabilities that two Gumbel-max draws with the same noise both yield tokens[i] of rows [n, V].
-
-    1 / Σ_y max(target_y/target_x, draft_y/draft_x); divided by target_x it is what min(1, draft_x/target_x) is to
-    mode exact.
-    """
-    at = torch.tensor(list(tokens), device=target_probs.device)[:, None]
-    x, y = target_probs.gather(-1, at), draft_probs.gather(-1, at)
-    joint = 1 / torch.maximum(target_probs / x, draft_probs / y).sum(-1)
-    there = ((x > 0) & (y > 0))[:, 0]
-    return torch.where(there, joint, torch.zeros_like(joint)).tolist()
 
 
 Row = tuple[Tensor, Tensor | None]  # target logits [V]; draft logits, or its own distribution, or None

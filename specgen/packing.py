@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -96,7 +97,15 @@ def unpack(model: nn.Module) -> None:
 
 
 def parameter_bytes(model: nn.Module) -> int:
-    """Bytes of all weights that a call may read, packed ones included; each storage once."""
+    """Bytes of all weights that are held, packed ones included; each storage once."""
     seen = {p.data_ptr(): p.numel() * p.element_size() for p in model.parameters()}
     packed = (m.packed for m in model.modules() if isinstance(m, PackedLinear))
     return sum(seen.values()) + sum(w.numel() * w.element_size() for w in packed)
+
+
+def call_bytes(model: Any) -> int:
+    """Bytes of the weights that a call on one token reads: of a table of embeddings one row, unless it is the output
+    head as well (packed, the head is a copy of its own)."""
+    table, head = model.get_input_embeddings().weight, model.get_output_embeddings()
+    read_whole = head is not None and getattr(head, "weight", None) is table
+    return parameter_bytes(model) - (0 if read_whole else table.numel() * table.element_size())

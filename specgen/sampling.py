@@ -191,6 +191,7 @@ def draw(weights: Tensor, stream: Stream, position: int, round_index: int, unifo
 
 # ---------------------------------------------------------------------------------------------------- processors
 
+
 class Ban(hf.LogitsProcessor):
     """−∞ for the tokens. transformers' own compares the whole vocabulary with the list, once a call."""
 

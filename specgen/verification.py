@@ -125,6 +125,19 @@ def coupled_acceptance(target_probs: Tensor, draft_probs: Tensor) -> Tensor:
     return torch.where(both, 1 / total, torch.zeros_like(total)).sum(-1)
 
 
+def coupled_joint(target_probs: Tensor, draft_probs: Tensor, tokens: Sequence[int]) -> list[float]:
+    """[n] probabilities that two Gumbel-max draws with the same noise both yield tokens[i] of rows [n, V].
+
+    1 / Σ_y max(target_y/target_x, draft_y/draft_x); divided by target_x it is what min(1, draft_x/target_x) is to
+    mode exact.
+    """
+    at = torch.tensor(list(tokens), device=target_probs.device)[:, None]
+    x, y = target_probs.gather(-1, at), draft_probs.gather(-1, at)
+    joint = 1 / torch.maximum(target_probs / x, draft_probs / y).sum(-1)
+    there = ((x > 0) & (y > 0))[:, 0]
+    return torch.where(there, joint, torch.zeros_like(joint)).tolist()
+
+
 def law(rule: Rule, target_probs: Tensor, draft_probs: Tensor) -> Tensor:
     """What comes out of a tested position under the rule, exactly: draft·a + (1 − Σ draft·a) · correction."""
     a = rule.accept(target_probs, draft_probs)

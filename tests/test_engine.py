@@ -17,7 +17,7 @@ from specgen import engine, packing
 from specgen.cache import FIRST, InPlaceLayer, Rows, in_place, ragged
 from specgen.engine import prepare
 from specgen.models import CausalLM
-from specgen.packing import PackedLinear, pack, packs, parameter_bytes, unpack
+from specgen.packing import PackedLinear, call_bytes, pack, packs, parameter_bytes, unpack
 
 needs_packing = pytest.mark.skipif(not packs(torch.float32), reason="this torch packs no linears on this CPU")
 
@@ -91,6 +91,13 @@ def test_a_tied_head_leaves_the_embedding_table_alone() -> None:
     assert model.get_input_embeddings().weight is table
     assert (logits_of(model, [1, 2, 3]) - before).abs().max() < 1e-5
     assert parameter_bytes(model) == whole + table.numel() * 4  # the one weight of which there are two copies
+    assert call_bytes(model) == whole  # of which a call reads one
+
+
+def test_bytes_that_a_call_reads() -> None:
+    tied, untied = tiny_llama(tie=True), tiny_llama()
+    assert call_bytes(tied) == parameter_bytes(tied)
+    assert call_bytes(untied) == parameter_bytes(untied) - 50 * 32 * 4
 
 
 @needs_packing

@@ -192,7 +192,9 @@ def test_out_of_memory_is_an_error_of_one_line_and_leaves_the_caches_right() -> 
 
 
 def test_a_recurrent_model_is_refused_when_it_is_built() -> None:
-    with pytest.raises(UsageError, match=r"the draft .MambaForCausalLM. (keeps a recurrent state|takes no key-value cache)"):
+    with pytest.raises(
+        UsageError, match=r"the draft .MambaForCausalLM. (keeps a recurrent state|takes no key-value cache)"
+    ):
         CausalLM(tiny.tiny_mamba(), "draft")
 
 

@@ -53,7 +53,7 @@ from specgen.engine import ENGINES, clock_for, prepare
 from specgen.generation import Generation, Pair
 from specgen.models import CausalLM, prefill
 from specgen.overlap import interpolated, score_text
-from specgen.packing import parameter_bytes
+from specgen.packing import call_bytes
 from specgen.rounds import Mode, Sampling
 from specgen.sampling import KeyedUniforms, Processors, prompt_digest
 from specgen.theory import pooled, predicted_speedup
@@ -450,14 +450,6 @@ def eager_calls(target: Any, text: list[int], widths: Sequence[int]) -> dict[int
     return {width: call(width) for width in widths}
 
 
-def bytes_of_a_call(model: Any) -> int:
-    """Bytes of weights that a call on one token reads: of an embedding table that is not also the head, one row."""
-    table, head = model.get_input_embeddings().weight, model.get_output_embeddings()
-    weight = getattr(head, "weight", None)
-    tied = weight is not None and weight.data_ptr() == table.data_ptr()
-    return parameter_bytes(model) - (0 if tied else table.numel() * table.element_size())
-
-
 def cache_bytes(model: Any) -> int:
     """Bytes of keys and values that a cached token takes, in all layers."""
     config = model.config.get_text_config()
@@ -492,7 +484,7 @@ def calls(contest: Contest, options: argparse.Namespace, order: random.Random) -
     rows = []
     for engine, model in models.items():
         own = {width: times[engine, width] for width in WIDTHS}
-        read = bytes_of_a_call(model) + cache_bytes(model) * len(text)
+        read = call_bytes(model) + cache_bytes(model) * len(text)
         rows.append({
             "engine": engine,
             "seconds": {width: spread(values) for width, values in own.items()},
