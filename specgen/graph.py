@@ -134,6 +134,10 @@ class _OneRow(RaggedLayer):
                 new[:, :, : old.shape[2]] = old
             self._buffers = (keys, values)
 
+    def clear(self) -> None:
+        for buffer in self._buffers or ():
+            buffer.zero_()
+
 
 class StaticCache:
     """One model's cache at fixed addresses. version: changes whenever the addresses do.
@@ -155,6 +159,12 @@ class StaticCache:
             for layer in self.cache.layers:
                 layer.grow(capacity)
             self.capacity, self.version = capacity, self.version + 1
+
+    @torch.inference_mode()
+    def clear(self) -> None:
+        """Forgets even what is hidden: a weight of 0 times NaN is NaN."""
+        for layer in self.cache.layers:
+            layer.clear()
 
     def forward(
         self, tokens: Tensor, slots: Tensor, rows: int, extent: int, positions: Tensor | None = None
@@ -624,6 +634,9 @@ class GraphLoop:
         for model, bad, rows in ((self.draft, told["bad_draft"], drafting),
                                  (self.target, told["bad_target"], drafting + 1)):  # fmt: skip
             if model is not None and any(bad[:rows]):
+                for cache in (self.target, self.draft):
+                    if cache is not None:  # the next text is not to find it there
+                        cache.clear()
                 raise not_finite(model.model.role, position + bad.index(1.0))
         accepted = int(told["accepted"][0])
         rejected = accepted < drafting

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -351,10 +352,12 @@ def test_what_steps_write_stays_where_it_is() -> None:
     pair = pair_of("llama", Sampling(k=3))
     captured(pair, PROMPT, 10)
     loop = loop_for(pair, capture=call_directly)
-    places = {name: t.data_ptr() for name, t in vars(loop).items() if isinstance(t, Tensor)}
-    assert len(places) >= 10
+    before = {name: (t, t.data_ptr()) for name, t in vars(loop).items() if isinstance(t, Tensor)}
+    assert len(before) >= 10
     captured(pair, PROMPT, 40, 3)
-    assert {name: t.data_ptr() for name, t in vars(loop).items() if isinstance(t, Tensor)} == places
+    for name, (tensor, place) in before.items():
+        assert getattr(loop, name) is tensor, name
+        assert tensor.data_ptr() == place, name
 
 
 def test_capturing_happens_between_rounds_and_leaves_no_trace() -> None:
@@ -488,6 +491,31 @@ def test_logits_that_are_not_finite_stop_the_run() -> None:
             model.model.lm_head.weight[3] = torch.nan  # type: ignore[attr-defined]
         with pytest.raises(RunError, match=f"the {role} produced logits .* position 5"):
             captured(pair, PROMPT, 5)
+
+
+@pytest.mark.parametrize("side", ["target", "draft"])
+def test_the_position_of_what_is_not_finite(side: str) -> None:
+    """A token whose embedding is broken spoils what follows it, in the middle of a round."""
+    pair = pair_of("llama", Sampling(k=4), scale=0)
+    token = next(t for r in eager(pair, PROMPT, 9) for t in r.tokens if t not in PROMPT)
+    assert isinstance(pair.drafter, ModelDrafter)
+    model = pair.target if side == "target" else pair.drafter.model
+    model.model = copy.deepcopy(model.model)
+    embedding = model.model.model.embed_tokens.weight
+    good = embedding.detach().clone()
+    with torch.no_grad():
+        embedding[token] = torch.nan
+    messages = []
+    for run in (eager, captured):
+        with pytest.raises(RunError) as raised:
+            run(pair, PROMPT, 9)
+        messages.append(str(raised.value))
+    assert messages[0] == messages[1]
+    assert f"the {side} produced" in messages[0]
+    assert side == "target" or "position 5" not in messages[0]
+    with torch.no_grad():
+        embedding.copy_(good)
+    assert_same(captured(pair, PROMPT, 30), eager(pair, PROMPT, 30))
 
 
 # ------------------------------------------------------------------------------------------------------- generation
