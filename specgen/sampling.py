@@ -298,7 +298,7 @@ class Processors:
         wide = logits if logits.dtype == torch.float64 else logits.float()
         scores = self.scores(wide, prefix, drafted)
         if self.greedy:
-            return torch.nn.functional.one_hot(scores.argmax(-1), scores.shape[-1]).to(scores.dtype)
+            return torch.zeros_like(scores).scatter_(-1, scores.argmax(-1, keepdim=True), 1.0)
         return scores.softmax(-1)
 
 
