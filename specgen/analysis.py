@@ -270,7 +270,7 @@ class _View:
         self.bench = bench
         self.timed = {arm.name: _Timed(bench, arm) for arm in bench.arms}
         self._prices: dict[tuple[str, str, int], _Prices] = {}
-        self._expected: dict[tuple[str, int, int], tuple[ExpectedRounds, ExpectedRounds] | None] = {}
+        self._expected: dict[tuple[str, int, int], _Expected | None] = {}
 
     def prices(self, profile: str, engine: str, batch: int) -> _Prices:
         key = (profile, engine, batch)
@@ -278,7 +278,7 @@ class _View:
             self._prices[key] = _Prices(self, *key)
         return self._prices[key]
 
-    def expected(self, profile: str, batch: int, k: int) -> tuple[ExpectedRounds, ExpectedRounds] | None:
+    def expected(self, profile: str, batch: int, k: int) -> _Expected | None:
         key = (profile, batch, k)
         if key not in self._expected:
             self._expected[key] = _expected(self, *key)
@@ -478,10 +478,21 @@ def _cost_row(view: _View, row: ArmRow) -> CostRow:
 # ------------------------------------------------------------------------------------------------------ prediction
 
 
-def _expected(view: _View, profile: str, batch: int, k: int) -> tuple[
-    ExpectedRounds, ExpectedRounds
-] | None:  # fmt: skip
-    """(of all rows; of the slowest row of each group, which is what a group's calls number). None without scores."""
+@dataclass(frozen=True, slots=True)
+class _Expected:
+    """Expected rounds by the baseline's texts: of all rows together; of each group's slowest row, which is what a
+    group's calls number; of those together."""
+
+    rows: ExpectedRounds
+    groups: tuple[ExpectedRounds, ...]
+
+    @property
+    def together(self) -> ExpectedRounds:
+        return pooled(self.groups)
+
+
+def _expected(view: _View, profile: str, batch: int, k: int) -> _Expected | None:
+    """None without scores."""
     scores = {(s.prompt, s.run): s.ratios for s in view.bench.scores if s.profile == profile and s.ratios}
     limit, known = view.bench.design.max_new_tokens, {}
     for ratios in {tuple(ratios) for ratios in scores.values()}:  # greedy runs repeat their text
@@ -489,13 +500,15 @@ def _expected(view: _View, profile: str, batch: int, k: int) -> tuple[
     texts = {key: known[tuple(ratios)] for key, ratios in scores.items()}
     if not texts:
         return None
-    slowest = []
+    groups = []
     for prompts in _groups(view, batch):
+        slowest = []
         for run in sorted({run for _, run in texts}):
             rows = [texts[p, run] for p in prompts if (p, run) in texts]
             if len(rows) == len(prompts):
                 slowest.append(max(rows, key=lambda t: t.rounds))
-    return pooled(list(texts.values())), pooled(slowest or list(texts.values()))
+        groups += [pooled(slowest)] if slowest else []
+    return _Expected(pooled(list(texts.values())), tuple(groups or texts.values()))
 
 
 def _rounds_expected(ratios: Sequence[float | None], k: int, limit: int) -> ExpectedRounds:
@@ -523,14 +536,17 @@ def _predict(view: _View, profile: str, engine: str, batch: int, k: int) -> Pred
     first, plain = prices.call(1), prices.plain_step
     if expected is None or not first or plain is None:
         return None
-    all_rows, slowest = expected
-    relative = predicted_speedup(
-        slowest,
-        draft_cost=prices.draft(k) / first,
-        verify_cost=[(s or 0.0) / first for s in calls],
-        other_cost=prices.other(k) / first,
-    )
-    return Predicted(profile, engine, batch, k, all_rows.tau, all_rows.alpha, relative * plain / first)
+    relative = [
+        predicted_speedup(
+            group,
+            draft_cost=prices.draft(k) / first,
+            verify_cost=[(s or 0.0) / first for s in calls],
+            other_cost=prices.other(k) / first,
+        )
+        for group in expected.groups
+    ]
+    speedup = float(np.median(relative)) * plain / first  # as the measured one: the median over groups
+    return Predicted(profile, engine, batch, k, expected.rows.tau, expected.rows.alpha, speedup)
 
 
 def predict(bench: Bench, profile: str, engine: str, batch: int) -> list[Predicted]:
@@ -857,20 +873,22 @@ def _prediction_warnings(view: _View, arms: Sequence[ArmRow]) -> Iterable[str]:
 def why_not_as_predicted(view: _View, row: ArmRow) -> str:
     """What pulls the measured speedup furthest from the predicted one, with its two numbers.
 
-    measured / predicted = (median over groups / all groups together) · (plain as measured / as priced)
+    measured / predicted = (median over groups / all groups together, measured over predicted)
+                           · (plain as measured / as priced)
                            / (1 + what counts, calls, drafting and the rest add to the predicted time).
     """
     own, prices = view.timed[row.name], view.prices(row.profile, row.engine, row.batch)
     expected = view.expected(row.profile, row.batch, row.k)
     if expected is None or prices.plain is None or not prices.plain_step or not row.speedup or not row.ratio:
         return "for want of scores the data do not show why"
-    counts, tokens, rounds, steps = expected[1], own.row_tokens, len(own.width), int(own.depth.sum())
+    counts, tokens, rounds, steps = expected.together, own.row_tokens, len(own.width), int(own.depth.sum())
     draft, other = prices.draft(row.k), prices.other(row.k)
     calls = {w: prices.call(w) or 0.0 for w in {*range(1, row.k + 2), *own.width.tolist()}}
     priced = np.array([calls[w] for w in own.width.tolist()])
     predicted_calls = sum(n * calls[m + 1] for m, n in enumerate(counts.lengths))
     predicted = (predicted_calls + counts.rounds * other + counts.drafted * draft) / counts.tokens
     plain, together = prices.plain.per_row_token, prices.plain.per_row_token / own.per_row_token
+    as_predicted = prices.plain_step / predicted
 
     def added(seconds: float) -> float:
         """Seconds beyond the prices, of all measurements → what they do to measured / predicted, as a logarithm."""
@@ -880,8 +898,9 @@ def why_not_as_predicted(view: _View, row: ArmRow) -> str:
         return f"{what} took {_ms(mean)} on average and was priced at {_ms(price)}"
 
     pulls = [
-        (math.log(row.speedup.estimate / together),
-         f"the prompts differ: all together they give {together:.2f}, their median is {row.speedup.estimate:.2f}"),
+        (math.log(row.speedup.estimate / together) - math.log((row.predicted or 1.0) / as_predicted),
+         f"the prompts differ: all together they give {together:.2f} of {as_predicted:.2f} predicted, and their "
+         f"medians are {row.speedup.estimate:.2f} and {row.predicted:.2f}"),
         (math.log(plain / prices.plain_step), took("a token of plain decoding", plain, prices.plain_step)),
         (added(float(priced.sum()) + rounds * other + steps * draft - predicted * tokens),
          f"acceptance is not what the baseline's texts say: {tokens / rounds:.2f} tokens a round measured, "

@@ -8,7 +8,7 @@ they are trusted, and the ordinary path is never further away than `unpack`.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -35,11 +35,7 @@ class PackedLinear(nn.Module):
 
     def unpacked(self) -> nn.Linear:
         """The ordinary linear again, its weights bit for bit."""
-        with torch.device("meta"):
-            linear = nn.Linear(self.in_features, self.out_features, bias=False)
-        linear.weight = nn.Parameter(self.packed.to_dense(), requires_grad=False)
-        linear.bias = self.bias
-        return linear.eval()
+        return _linear(self.packed.to_dense(), self.bias)
 
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
@@ -60,7 +56,10 @@ def packs(dtype: torch.dtype) -> bool:
     return bool((found - wanted).abs().max() <= CLOSE[dtype] * wanted.abs().max())
 
 
-def _linears(model: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Linear]]:
+Place = tuple[nn.Module, str, nn.Linear]  # a linear, and where it hangs: parent and name
+
+
+def _linears(model: nn.Module) -> Iterator[Place]:
     """The linears worth packing, with where they hang. A subclass, or one that something hooks into, may read its
     weights itself (routers, quantised and offloaded ones do) and is left alone."""
     for parent in model.modules():
@@ -72,19 +71,97 @@ def _linears(model: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Linear]]:
                 yield parent, name, child
 
 
+class Joint:
+    """Linears that are called with the same tensor one after another (query, key and value, say), multiplied at once:
+    one large product has more of the memory's bandwidth than a few small ones."""
+
+    def __init__(self, linears: Sequence[nn.Linear]) -> None:
+        self.sizes = [linear.out_features for linear in linears]
+        self.packed = torch.ops.mkldnn._reorder_linear_weight(torch.cat([x.weight.detach() for x in linears]), None)
+        biases = [x.bias for x in linears if x.bias is not None]
+        self.bias = torch.cat([b.detach() for b in biases]) if biases else None
+        self._input: Tensor | None = None  # held while parts of its product are wanted, so that `is` means the same
+        self._products: dict[int, Tensor] = {}
+
+    def part(self, index: int, x: Tensor) -> Tensor:
+        """The product with the linear `index`. A part that was taken before, or of another tensor, is made anew."""
+        if x is not self._input or index not in self._products:
+            product = torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
+            self._input, self._products = x, dict(enumerate(product.split(self.sizes, -1)))
+        found = self._products.pop(index)
+        if not self._products:
+            self._input = None
+        return found
+
+
+class PackedPart(nn.Module):
+    """One linear of a `Joint`."""
+
+    def __init__(self, joint: Joint, index: int, linear: nn.Linear) -> None:
+        super().__init__()
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        self.joint, self.index, self.bias = joint, index, linear.bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.joint.part(self.index, x)
+
+    def unpacked(self) -> nn.Linear:
+        whole = self.joint.packed.to_dense()
+        return _linear(whole.split(self.joint.sizes)[self.index].clone(), self.bias)
+
+
+def _linear(weight: Tensor, bias: Any) -> nn.Linear:
+    with torch.device("meta"):
+        linear = nn.Linear(weight.shape[1], weight.shape[0], bias=False)
+    linear.weight = nn.Parameter(weight, requires_grad=False)
+    linear.bias = bias
+    return linear.eval()
+
+
+def _siblings(model: nn.Module, linears: Sequence[Place]) -> list[list[Place]]:
+    """The linears, those of one parent that a trial calls with the same tensor one after another together."""
+    calls: list[tuple[Place, Tensor]] = []
+    hooks = [
+        place[2].register_forward_pre_hook(lambda module, inputs, place=place: calls.append((place, inputs[0])))
+        for place in linears
+    ]
+    try:
+        model(input_ids=torch.zeros(1, 2, dtype=torch.int64), use_cache=False)
+    except Exception:  # a model that is called otherwise: its linears stay single
+        return [[place] for place in linears]
+    finally:
+        for hook in hooks:
+            hook.remove()
+    groups: list[list[Place]] = []
+    last: Tensor | None = None
+    called = [place[2] for place, _ in calls]
+    for place, x in calls:
+        once, linear = called.count(place[2]) == 1, place[2]
+        lead = groups[-1][0] if groups else None
+        joins = lead is not None and x is last and lead[0] is place[0] and once
+        if joins and lead is not None and (lead[2].bias is None) == (linear.bias is None):
+            groups[-1].append(place)
+        elif not any(linear is other[2] for group in groups for other in group):
+            groups.append([place])
+        last = x if once else None
+    grouped = {id(place[2]) for group in groups for place in group}
+    return groups + [[place] for place in linears if id(place[2]) not in grouped]
+
+
 @torch.inference_mode()
 def pack(model: nn.Module) -> int:
-    """Packs what is worth it in place and frees the ordinary weights, one linear at a time; how many there were.
+    """Packs what is worth it in place and frees the ordinary weights, a few linears at a time; how many there were.
 
     A weight that is shared (an output head tied to the embedding table) stays for whoever else reads it, and only
     then are there two copies of it.
     """
-    count = 0
-    for parent, name, linear in list(_linears(model)):
-        setattr(parent, name, PackedLinear(linear))
-        linear.weight = None  # type: ignore[assignment]  # the list holds the module: free its weights now
-        count += 1
-    return count
+    linears = list(_linears(model))
+    for group in _siblings(model, linears) if linears else []:
+        joint = Joint([linear for _, _, linear in group]) if len(group) > 1 else None
+        for index, (parent, name, linear) in enumerate(group):
+            setattr(parent, name, PackedLinear(linear) if joint is None else PackedPart(joint, index, linear))
+            linear.weight = None  # type: ignore[assignment]  # the list holds the module: free its weights now
+    return len(linears)
 
 
 @torch.inference_mode()
@@ -92,15 +169,18 @@ def unpack(model: nn.Module) -> None:
     """Undoes `pack`, bit for bit; a shared weight is no longer shared."""
     for parent in model.modules():
         for name, child in parent.named_children():
-            if isinstance(child, PackedLinear):
+            if isinstance(child, PackedLinear | PackedPart):
                 setattr(parent, name, child.unpacked())
 
 
 def parameter_bytes(model: nn.Module) -> int:
     """Bytes of all weights that are held, packed ones included; each storage once."""
     seen = {p.data_ptr(): p.numel() * p.element_size() for p in model.parameters()}
-    packed = (m.packed for m in model.modules() if isinstance(m, PackedLinear))
-    return sum(seen.values()) + sum(w.numel() * w.element_size() for w in packed)
+    for module in model.modules():
+        if isinstance(module, PackedLinear | PackedPart):
+            packed = module.packed if isinstance(module, PackedLinear) else module.joint.packed
+            seen[id(packed)] = packed.numel() * packed.element_size()
+    return sum(seen.values())
 
 
 def call_bytes(model: Any) -> int:

@@ -311,15 +311,32 @@ def test_acceptance_that_is_not_the_texts_explains_a_miss() -> None:
     )
 
 
-def test_prompts_that_differ_explain_a_miss() -> None:
-    """Three prompts accept everything and four nothing, as their texts say: the median is that of the four."""
-    accepts = {**dict.fromkeys(range(3), (2,)), **dict.fromkeys(range(3, 7), (0,))}
-    bench = document((PLAIN, Script("k = 2", k=2, accepted=accepts)), ratios={"small": [1.0] * 12})
+UNEVEN = {**dict.fromkeys(range(3), (2,)), **dict.fromkeys(range(3, 7), (0,))}  # three accept all, four nothing
+
+
+def test_prompts_that_differ_are_predicted_one_by_one() -> None:
+    """Where the texts say so too, the median is that of the four on both sides."""
+    bench = document((PLAIN, Script("k = 2", k=2, accepted=UNEVEN)), ratios={"small": [1.0] * 12})
     for score in bench.scores[3:]:
         score.ratios = [0.0] * 12
-    together = 7 * 192 / (3 * 96 + 4 * 276)
+    row = arm(analyse(bench), "k = 2")
+    assert row.speedup.estimate == pytest.approx(192 / 276)
+    assert row.ratio == pytest.approx(1.0)
+
+
+def test_prompts_that_differ_explain_a_miss() -> None:
+    """The texts expect as many rounds in all, and the same of every prompt: the medians differ all the same."""
+    bench = document((PLAIN, Script("k = 2", k=2, accepted=UNEVEN)), ratios={"small": [1.0] * 12})
+    low, high = 0.0, 1.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        few = expected_rounds([middle] * 12, 2).rounds < (3 * 4 + 4 * 12) / 7
+        low, high = (low, middle) if few else (middle, high)
+    for score in bench.scores:
+        score.ratios = [high] * 12
     (warning,) = warned("predicted", bench)
-    assert f"the prompts differ: all together they give {together:.2f}, their median is 0.70" in warning
+    assert f"the prompts differ: all together they give {7 * 192 / (3 * 96 + 4 * 276):.2f} of " in warning
+    assert "their medians are 0.70 and " in warning
 
 
 # -------------------------------------------------------------------------------------------------------- warnings
