@@ -122,6 +122,7 @@ def summary(
     names = (*_MODE_SETTINGS.get(sampling.mode, ()), *_SETTINGS)
     row("settings", "; ".join(filter(None, (setting(sampling, name) for name in names))))
     row("seed, k", f"{sampling.seed}, {'no draft' if generation.plain else sampling.k}")
+    row("engine", engine_line(generation))
     if not generation.plain:
         source = "overlap" if sampling.mode is Mode.EXACT else "rule"
         counted = f"{s.accepted} accepted / {s.tested} tested"
@@ -146,6 +147,19 @@ def summary(
     for name, value in check_lines(check):
         row(name, value)
     return grid
+
+
+def engine_line(generation: Generation) -> str:
+    """How the target's calls were executed, and why not as was asked for, where they were not."""
+    import torch
+
+    target: Any = generation.pair.target
+    device = getattr(target, "device", "cpu")
+    engine = "eager" if generation.engine_note else getattr(target, "engine", "eager")
+    words = [f"{engine}, {str(generation.pair.dtype).removeprefix('torch.')} on {device}"]
+    if str(device) == "cpu":
+        words.append(f"{torch.get_num_threads()} thread{'s' * (torch.get_num_threads() != 1)}")
+    return ", ".join(words) + (f" ({generation.engine_note})" if generation.engine_note else "")
 
 
 def check_lines(check: CheckResult | None) -> list[tuple[str, str]]:
@@ -198,6 +212,7 @@ def result_json(
             "pieces": pieces(generation.pair.tokenizer, text, len(generation.prompt)),
             "plain": generation.plain,
             "promise": generation.promise,
+            "engine": engine_line(generation),
             "prefill_s": generation.prefill_s,
             "statistics": {**plain_data(s), **rates},
             "cost": cost,

@@ -167,6 +167,11 @@ CHECK = CheckResult(
 )
 
 
+def threads() -> str:
+    n = torch.get_num_threads()
+    return f"{n} thread{'s' * (n != 1)}"
+
+
 def test_summary() -> None:
     g = generation(
         k=4, seed=11, temperature=0.7, top_p=0.9, ban=tuple(range(10)), stop=("[bold]", "\n"), end_tokens=(2,),
@@ -181,6 +186,7 @@ def test_summary() -> None:
             "stop '[bold]','\\n' (flag); end_tokens 2 (default)",
         ),
         ("seed, k", "11, 4"),
+        ("engine", f"eager, float32 on cpu, {threads()}"),
         ("acceptance α", "0.750 = 6 accepted / 8 tested; the overlap predicts 0.594"),
         ("block efficiency τ", "2.500 = 10 committed / 4 target calls"),
         ("nothing proposed", "in 1 of 4 rounds the draft had nothing to propose"),
@@ -206,6 +212,7 @@ def test_summary_of_plain_decoding() -> None:
         ("contract", "exact: plain decoding of the target, no draft"),
         ("settings", "temperature 1.0 (default)"),
         ("seed, k", "0, no draft"),
+        ("engine", f"eager, float32 on cpu, {threads()}"),
         ("tokens/s", "256.00 (3 tokens, prefill apart)"),
         ("finish", "none"),
         ("check of itself", "left out"),
