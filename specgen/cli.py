@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import os
 import sys
-import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,18 +16,22 @@ import typer
 from specgen import cli_audit, cli_bench, cli_overlap, cli_report, cli_results
 from specgen import cli_options as options
 from specgen.cli_origin import OriginText, legend, why_not
-from specgen.cli_prompts import Prompt as Prompt
-from specgen.cli_prompts import read_prompts as read_prompts
+from specgen.cli_plumbing import (
+    EXIT_FAILED,
+    EXIT_INTERRUPTED,
+    EXIT_USAGE,
+    cannot_write,
+    guarded,
+    load_quietly,
+    stderr_console,
+)
+from specgen.cli_prompts import Prompt, read_prompts
 from specgen.profiles import DEFAULT_PROFILE
 from specgen.rounds import Mode, Round, SpecgenError, UsageError
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from specgen.generation import Generation
     from specgen.loading import Session
-
-EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED, EXIT_READER_GONE = 1, 2, 130, 141
 
 app = typer.Typer(
     name="specgen",
@@ -65,61 +67,8 @@ def main() -> None:
         print("specgen: interrupted", file=sys.stderr)
         sys.exit(EXIT_INTERRUPTED)
     except OSError as error:
-        _cannot_write(error)
+        cannot_write(error)
         sys.exit(EXIT_FAILED)
-
-
-def _forget_stdout() -> None:
-    """Python flushes stdout at exit; where that cannot succeed it would print a traceback."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def _cannot_write(error: OSError) -> None:
-    print(f"specgen: cannot write to {error.filename or 'stdout'}: {error.strerror}", file=sys.stderr)
-    _forget_stdout()
-
-
-# ------------------------------------------------------------------------------------------------- plumbing
-
-
-@contextlib.contextmanager
-def guarded(debug: bool = False) -> Iterator[None]:
-    """Turns what can go wrong into one or two lines on stderr and the documented exit code."""
-    try:
-        yield
-        sys.stdout.flush()
-    except BrokenPipeError:
-        _forget_stdout()
-        raise typer.Exit(EXIT_READER_GONE) from None
-    except SpecgenError as error:
-        if debug:
-            traceback.print_exc()
-        print(f"specgen: {error}", file=sys.stderr)
-        raise typer.Exit(error.exit_code) from None
-    except KeyboardInterrupt:
-        print("specgen: interrupted", file=sys.stderr)
-        raise typer.Exit(EXIT_INTERRUPTED) from None
-    except (typer.Exit, typer.Abort):
-        raise
-    except Exception as error:
-        if debug:
-            raise
-        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-            _cannot_write(error)
-            raise typer.Exit(EXIT_FAILED) from None
-        what = str(error).strip().splitlines()[0] if str(error).strip() else "no message"
-        print(f"specgen: {type(error).__name__}: {what} (--debug shows where)", file=sys.stderr)
-        raise typer.Exit(EXIT_FAILED) from None
-
-
-def stderr_console() -> Console:
-    from rich.console import Console
-
-    width = None if sys.stderr.isatty() or "COLUMNS" in os.environ else 110
-    # With NO_COLOR rich leaves colours out and still writes bold and italics; here it means no escape codes at all.
-    return Console(
-        stderr=True, width=width, highlight=False, color_system=None if os.environ.get("NO_COLOR") else "auto"
-    )
 
 
 # ------------------------------------------------------------------------------------------------------ run
@@ -249,23 +198,6 @@ def print_tables(generation: Generation, check: Any, cost: Any, *, interrupted: 
         console.print(report.positions_table(statistics))
     console.print(report.latency_table(statistics, generation.prefill_s))
     console.print(report.summary(generation, check, cost, interrupted=interrupted))
-
-
-def load_quietly(profile: Any, *, plain: bool, quiet: bool) -> Session:
-    """Loads the pair, with a spinner where stderr is a terminal."""
-    console = stderr_console()
-    moving = console.is_terminal and console.color_system is not None and not quiet
-    with console.status("loading…") if moving else contextlib.nullcontext():
-        import transformers
-
-        from specgen.loading import load_session
-
-        transformers.logging.set_verbosity_error()
-        transformers.utils.logging.disable_progress_bar()
-        session = load_session(profile, plain=plain, quiet=quiet)
-    for note in () if quiet else session.notes:
-        print(f"specgen: note: {note}", file=sys.stderr)
-    return session
 
 
 @app.command(

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from specgen import cli_options as options
+from specgen.cli_plumbing import EXIT_FAILED, guarded, load_quietly, moving, stderr_console
+from specgen.cli_prompts import read_prompts
 from specgen.profiles import DEFAULT_PROFILE
 from specgen.rounds import PROMISES, Mode, UsageError
 
@@ -19,7 +21,6 @@ if TYPE_CHECKING:
     from specgen.auditing import Auditor, AuditResult, Control
     from specgen.loading import Session
 
-EXIT_FAILED = 1
 MAX_NEW_TOKENS = 48
 PROMPTS = (
     "Explain to a child why the moon changes its shape in the course of a month.",
@@ -71,8 +72,6 @@ def audit(
     debug: options.Debug = False,
 ) -> None:
     """Check that a pair, its rule and this machine keep the target's distribution: one table, exit code 1 if not."""
-    from specgen.cli import guarded, load_quietly, read_prompts
-
     with guarded(debug):
         from specgen.profiles import load_profile
 
@@ -101,12 +100,10 @@ def _audit(
 ) -> bool:
     """Audits, prints, and says whether it failed."""
     from specgen import auditing
-    from specgen.cli import stderr_console
 
     prompts = [session.encode(text) for text in texts]
     console = stderr_console()
-    moving = console.is_terminal and console.color_system is not None and not quiet
-    with console.status("audit…") if moving else contextlib.nullcontext() as status:
+    with console.status("audit…") if moving(console, quiet) else contextlib.nullcontext() as status:
 
         def progress(name: str) -> None:
             if status is not None:

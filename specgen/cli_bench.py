@@ -13,6 +13,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from specgen import cli_options as options
+from specgen.cli_plumbing import (
+    EXIT_FAILED,
+    EXIT_INTERRUPTED,
+    guarded,
+    moving,
+    printed,
+    quiet_loading,
+    stderr_console,
+    tell_notes,
+)
 from specgen.profiles import DEFAULT_PROFILE
 from specgen.rounds import SpecgenError, UsageError
 
@@ -112,30 +122,22 @@ def load_all(
     profiles: Sequence[str], engines: Sequence[str | None], flags: dict[str, Any], *, quiet: bool
 ) -> list[Session]:
     """A session a profile and engine; what has one target under one engine shares its weights."""
-    from specgen.cli import stderr_console
     from specgen.profiles import load_profile
 
     wanted = [load_profile(name, {**flags, "engine": engine}) for engine in engines for name in profiles]
     for settings in wanted:
         if settings.draft is None:
             raise UsageError(f"profile {settings.name} has no draft: nothing to bench against plain decoding")
-    console = stderr_console()
-    moving = console.is_terminal and console.color_system is not None and not quiet
-    with console.status("loading…") if moving else contextlib.nullcontext():
-        import transformers
-
+    with quiet_loading(quiet):
         from specgen.benching import check_sessions
         from specgen.loading import load_session
 
-        transformers.logging.set_verbosity_error()
-        transformers.utils.logging.disable_progress_bar()
         sessions: list[Session] = []
         for settings in wanted:
             share = next((s for s in sessions if s.profile.target == settings.target), None)
             sessions.append(load_session(settings, quiet=quiet, share=share))
         check_sessions(sessions)
-    for note in () if quiet else dict.fromkeys(note for session in sessions for note in session.notes):
-        print(f"specgen: note: {note}", file=sys.stderr)
+    tell_notes([note for session in sessions for note in session.notes], quiet)
     return sessions
 
 
@@ -145,10 +147,8 @@ def _progress(quiet: bool) -> Iterator[Callable[[str, float | None, float | None
 
     It is drawn between two generations and by no thread of its own, which would run beside what is timed.
     """
-    from specgen.cli import stderr_console
-
     console = stderr_console()
-    if quiet or not console.is_terminal or console.color_system is None:
+    if not moving(console, quiet):
         yield lambda what, done, left: None
         return
     from rich.progress import BarColumn, Progress, TextColumn
@@ -181,7 +181,6 @@ def show(bench: Bench, form: str | None, output: Path | None) -> None:
     """Tables on stdout, or one other form in their place; with -o that form goes to a file beside them."""
     from specgen.analysis import analyse
     from specgen.bench_report import csv, markdown, tables
-    from specgen.cli_results import printed
 
     analysis = analyse(bench)
 
@@ -271,8 +270,6 @@ def bench(
     debug: options.Debug = False,
 ) -> None:  # fmt: skip
     """Does it pay, and at which k? Speedup against plain decoding, measured, with what was predicted beside it."""
-    from specgen.cli import EXIT_FAILED, EXIT_INTERRUPTED, guarded
-
     with guarded(debug):
         ks, batches = parse_ks(k), parse_batches(batch_size)
         if budget is not None and not 0 < budget < float("inf"):

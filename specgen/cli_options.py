@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from specgen.rounds import Mode
+from specgen.rounds import Mode, UsageError
 
 # Of every command that loads a pair. `Mode` itself is not among them: run's help points to its own epilog.
 ProfileName = Annotated[str, typer.Option(help="A built-in profile's name, or a YAML file.")]
@@ -55,3 +55,19 @@ def sampling_flags(**options: Any) -> dict[str, Any]:
     if options.get("chat") is not None:
         options["chat"] = "chat" if options["chat"] else "raw"
     return {_KEYS.get(name, f"decoding.{name}"): value for name, value in options.items()}
+
+
+def verify_costs(value: str, max_k: int) -> list[float]:
+    """--verify-cost: the costs of calls on 1, 2, … tokens in units of the first, which is 1."""
+    try:
+        costs = [float(part) for part in value.split(",")]
+    except ValueError:
+        raise UsageError(f"--verify-cost {value}: needs numbers with commas between, such as 1,1.1,1.2") from None
+    if not all(0 < cost < float("inf") for cost in costs) or costs[0] != 1:
+        raise UsageError(f"--verify-cost {value}: needs numbers above 0, the first of them 1 (a single-token call)")
+    if len(costs) < max_k + 1:
+        raise UsageError(
+            f"--verify-cost {value}: holds {len(costs)} numbers; for k up to {max_k} it needs {max_k + 1}, "
+            f"or --max-k {len(costs) - 1}"
+        )
+    return costs

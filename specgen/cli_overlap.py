@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,13 +12,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from specgen import cli_options as options
+from specgen.cli_plumbing import guarded, load_quietly, moving, printed, stderr_console, write
+from specgen.cli_prompts import read_prompts
 from specgen.profiles import DEFAULT_PROFILE
 from specgen.rounds import Mode, UsageError
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from specgen.cli import Prompt
+    from specgen.cli_prompts import Prompt
     from specgen.loading import Session
     from specgen.overlap import Costs, Group, Prediction, TextScores
 
@@ -317,29 +318,13 @@ def table(report: Report) -> Table:
     return page
 
 
-def printed(report: Report) -> str:
-    """The table as text, for a pipe that may be closed early and for a terminal alike."""
-    import os
-
-    from rich.console import Console
-
-    # Where stdout is no terminal, wide enough for every row: rich would fold at 80.
-    width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else 120
-    console = Console(width=width, highlight=False, color_system=None if os.environ.get("NO_COLOR") else "auto")
-    with console.capture() as capture:
-        console.print(table(report))
-    return "".join(line.rstrip() + "\n" for line in capture.get().split("\n")[:-1])
-
-
 @contextlib.contextmanager
 def _progress(quiet: bool) -> Iterator[Callable[[str], None]]:
     """A line on stderr that changes, where that is a terminal."""
     from rich.markup import escape
 
-    from specgen.cli import stderr_console
-
     console = stderr_console()
-    if quiet or not console.is_terminal or console.color_system is None:
+    if not moving(console, quiet):
         yield lambda line: None
         return
     with console.status("scoring…") as status:
@@ -347,22 +332,6 @@ def _progress(quiet: bool) -> Iterator[Callable[[str], None]]:
 
 
 # ---------------------------------------------------------------------------------------------------- command
-
-
-def verify_costs(value: str, max_k: int) -> list[float]:
-    """--verify-cost: the costs of calls on 1, 2, … tokens in units of the first, which is 1."""
-    try:
-        costs = [float(part) for part in value.split(",")]
-    except ValueError:
-        raise UsageError(f"--verify-cost {value}: needs numbers with commas between, such as 1,1.1,1.2") from None
-    if not all(0 < cost < float("inf") for cost in costs) or costs[0] != 1:
-        raise UsageError(f"--verify-cost {value}: needs numbers above 0, the first of them 1 (a single-token call)")
-    if len(costs) < max_k + 1:
-        raise UsageError(
-            f"--verify-cost {value}: holds {len(costs)} numbers; for k up to {max_k} it needs {max_k + 1}, "
-            f"or --max-k {len(costs) - 1}"
-        )
-    return costs
 
 
 def overlap(
@@ -393,14 +362,12 @@ def overlap(
     debug: options.Debug = False,
 ) -> None:  # fmt: skip
     """Is this draft worth it? Acceptance, block efficiency and speedup to expect, from text alone."""
-    from specgen.cli import guarded, load_quietly, read_prompts
-
     with guarded(debug):
         from specgen.profiles import load_profile
 
         if c is not None and not 0 <= c < float("inf"):
             raise UsageError(f"--c {c}: needs a number, 0 or more")
-        given = verify_costs(verify_cost, max_k) if verify_cost is not None else None
+        given = options.verify_costs(verify_cost, max_k) if verify_cost is not None else None
         if chat and own is None:
             raise UsageError("--chat means nothing without --own: a text is scored as it stands")
         prompts = read_prompts(texts, None)
@@ -422,6 +389,5 @@ def overlap(
         if as_json:
             out = json.dumps(document(session, report), ensure_ascii=False, allow_nan=False) + "\n"
         else:
-            out = printed(report)
-        sys.stdout.buffer.write(out.encode("utf-8", "backslashreplace"))
-        sys.stdout.buffer.flush()
+            out = printed([table(report)])
+        write(out)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from specgen import cli_options as options
+from specgen.cli_plumbing import guarded
 from specgen.rounds import SpecgenError, UsageError
 
 if TYPE_CHECKING:
@@ -35,8 +36,6 @@ def report(
     debug: options.Debug = False,
 ) -> None:
     """One self-contained HTML page of a bench or a run: charts, settings, and the text by who wrote it."""
-    from specgen.cli import guarded
-
     with guarded(debug):
         from specgen.page import KINDS, page, require_plotly
         from specgen.results import read

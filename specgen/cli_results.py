@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from specgen import cli_options as options
+from specgen.cli_plumbing import guarded, printed, write
 from specgen.rounds import SpecgenError, UsageError
 
 if TYPE_CHECKING:
@@ -36,24 +35,6 @@ def register(app: typer.Typer) -> None:
         "them.\n\nExamples:\n\n specgen simulate bench.json --c 0.05 --verify-cost 1,1.05,1.1,1.15,1.2 --max-k 4\n\n "
         "specgen overlap notes.txt --json | specgen simulate - --c 0.1",
     )(simulate)
-
-
-def printed(parts: Sequence[Any]) -> str:
-    """Tables and lines as text, for a pipe that may be closed early and for a terminal alike."""
-    from rich.console import Console
-
-    # Where stdout is no terminal, wide enough for every row: rich would fold at 80.
-    width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else 140
-    console = Console(width=width, highlight=False, color_system=None if os.environ.get("NO_COLOR") else "auto")
-    with console.capture() as capture:
-        for part in parts:
-            console.print(part)
-    return "".join(line.rstrip() + "\n" for line in capture.get().split("\n")[:-1])
-
-
-def _write(text: str) -> None:
-    sys.stdout.buffer.write(text.encode("utf-8", "backslashreplace"))
-    sys.stdout.buffer.flush()
 
 
 def _json(document: dict[str, Any]) -> str:
@@ -158,8 +139,6 @@ def compare(
     debug: options.Debug = False,
 ) -> None:
     """Is b faster than a? Two bench results, arm by arm, paired over the prompts that they share."""
-    from specgen.cli import guarded
-
     with guarded(debug):
         from specgen import comparing
         from specgen.results import read_bench
@@ -171,9 +150,9 @@ def compare(
         comparison = comparing.compare(read_bench(a), read_bench(b), names=(a, b))
         failing = comparison.failing(fail_below) if fail_below is not None else []
         if as_json:
-            _write(_json(compare_document(comparison, fail_below, failing)))
+            write(_json(compare_document(comparison, fail_below, failing)))
         else:
-            _write(printed(compare_tables(comparison)))
+            write(printed(compare_tables(comparison)))
         if failing:
             arms = "; ".join(f"{m.name}: {interval(m.ratio)}" for m in failing)
             raise SpecgenError(f"{b} is slower than {fail_below:g} of {a}'s speed: {arms}")
@@ -251,19 +230,16 @@ def simulate(
     debug: options.Debug = False,
 ) -> None:  # fmt: skip
     """The same texts under another machine's costs: τ, α and predicted speedup by k, without any model."""
-    from specgen.cli import guarded
-
     with guarded(debug):
         from specgen import simulating
-        from specgen.cli_overlap import verify_costs
 
         for flag, value in (("--c", c), ("--other", other)):
             if value is not None and not 0 <= value < math.inf:
                 raise UsageError(f"{flag} {value}: needs a number, 0 or more")
-        given = None if verify_cost is None else verify_costs(verify_cost, max_k or simulating.MAX_K)
+        given = None if verify_cost is None else options.verify_costs(verify_cost, max_k or simulating.MAX_K)
         stored = simulating.load(result)
         found, notes = simulating.run(stored, c=c, verify=given, other=other, max_k=max_k, profile=profile)
         if as_json:
-            _write(_json(simulate_document(stored, found, notes)))
+            write(_json(simulate_document(stored, found, notes)))
         else:
-            _write(printed(simulate_tables(found, notes)))
+            write(printed(simulate_tables(found, notes)))

@@ -71,7 +71,9 @@ class ModelDrafter:
         for j in range(k):
             logits = self.model.forward(torch.tensor([feed]), 1)[0]
             check_finite(logits, self.model.role, len(prefix) + j)
-            probs = self.processors(logits, [*prefix, *drafted])[0]
+            # A long text is copied only for those who read it.
+            text = prefix if self.processors.stateless else [*prefix, *drafted]
+            probs = self.processors(logits, text)[0]
             token = int(draw(probs, Stream.DRAFT, len(prefix) + j, round_index, uniforms))
             rows.append(probs)
             drafted.append(token)

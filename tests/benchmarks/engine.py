@@ -38,7 +38,6 @@ from pathlib import Path
 from typing import Any
 
 if __name__ == "__main__":  # before torch is imported, which reads it once
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -822,7 +821,7 @@ def parsed(arguments: list[str] | None) -> argparse.Namespace:
     add("--runs", type=int, default=1, help="repetitions of everything (default: 1)")
     add("--context", default="900,32000", help="lengths of the context section (default: 900,32000)")
     add("--rounds", type=int, default=40, help="about how many rounds at each of them (default: 40)")
-    add("--threads", type=int, default=1, help="of torch (default: 1)")
+    add("--threads", type=int, help="of torch (default: its own choice, all cores)")
     add("--seed", type=int, default=0, help="of the order, the weights and the sampling (default: 0)")
     add("--budget", type=float, metavar="SECONDS", help="nothing new is begun after so long")
     add("--json", type=Path, metavar="FILE", help="write every raw time here, as soon as it is known")
@@ -832,7 +831,7 @@ def parsed(arguments: list[str] | None) -> argparse.Namespace:
     usual = "tiny,1b,8b" if options.device != "cpu" else "smollm2,stretched,tiny"
     options.pairs = listed(options.pairs or usual, list(BUILDERS), "--pairs", parser)
     options.only = listed(options.only, SECTIONS, "--only", parser)
-    for name in ("k", "tokens", "prompts", "runs", "threads", "rounds"):
+    for name in ("k", "tokens", "prompts", "runs", "rounds"):
         least = 2 if name == "tokens" else 1
         if getattr(options, name) < least:
             parser.error(f"--{name}: at least {least}")
@@ -938,7 +937,8 @@ class Run:
 
 def main(arguments: list[str] | None = None) -> int:
     options = parsed(arguments)
-    torch.set_num_threads(options.threads)
+    if options.threads:
+        torch.set_num_threads(options.threads)
     transformers.logging.set_verbosity_error()
     before = environment.describe()
     load, cores = (before["load_average"] or [0.0])[0], before["cpu_count"] or 1
