@@ -20,7 +20,7 @@ from specgen.cache import Rows, in_place, ragged
 from specgen.decoding import Clock, Ended, settle, settle_plain
 from specgen.drafting import Drafter, ModelDrafter, NgramDrafter, Proposal
 from specgen.generation import Pair
-from specgen.models import PREFILL_CHUNK, CausalLM
+from specgen.models import PREFILL_CHUNK, CausalLM, rope_changes_with_length
 from specgen.rounds import Finish, Mode, Round, UsageError
 from specgen.sampling import (
     KeyedUniforms,
@@ -118,6 +118,11 @@ class RaggedLM:
         alibi = getattr(hf.config.get_text_config(), "alibi", False)  # positions come from the mask's own shape
         if alibi or "position_ids" not in inspect.signature(hf.forward).parameters:
             raise UsageError(f"{name} cannot be told the positions of a batch's rows: run with --batch-size 1")
+        if rope_changes_with_length(hf):
+            raise UsageError(
+                f"{name} changes its rotary embedding with the longest row, so that a row's text would depend on its "
+                "neighbours: run with --batch-size 1"
+            )
         try:
             ragged(hf.config, Rows(0))
         except ValueError:

@@ -108,7 +108,8 @@ def _speedup_caption(analysis: Analysis, bench: Bench) -> str:
     text = (
         f"{len(bench.prompts)} prompts × {_runs(design.runs_done)} × {design.max_new_tokens} tokens, {bench.dtype} "
         f"on {bench.device}. Medians; verify and other per round; first token: the prefill and the first "
-        "round; ratio: speedup / predicted speedup."
+        "round; ratio: speedup / predicted speedup. A speedup is the median of paired ratios: two tokens/s do "
+        "not divide to it."
     )
     found = {row.speedup.n: row.speedup for row in analysis.arms if row.speedup is not None}
     for n, speedup in sorted(found.items()):
@@ -121,13 +122,13 @@ def _speedup_caption(analysis: Analysis, bench: Bench) -> str:
 
 
 def positions_grid(analysis: Analysis) -> Grid:
-    columns = ("arm", "position", "drafted", "tested", "accepted", "rate if tested", "rate of all", "mean overlap")
+    columns = ("arm", "position", "drafted", "tested", "accepted", "rate if tested", "cumulative", "mean overlap")
     rows = tuple(
         (p.arm, str(p.position), str(p.drafted), str(p.tested), str(p.accepted), number(p.rate, 3),
          number(p.cumulative, 3), number(p.overlap, 3))
         for p in analysis.positions
     )  # fmt: skip
-    caption = "Rate if tested: accepted / tested. Rate of all: accepted / rounds that drafted so many tokens."
+    caption = "Rate if tested: accepted / tested. Cumulative: accepted / rounds that drafted anything."
     return Grid("Acceptance by position", columns, rows, caption)
 
 
@@ -186,7 +187,8 @@ def prediction_grid(analysis: Analysis, bench: Bench) -> Grid:
         for key, p in zip(keys, analysis.predictions, strict=True)
     )  # fmt: skip
     columns = ("profile", "engine", "B", "k", "α", "τ", "predicted speedup", "speedup")
-    caption = "From the baseline's texts, teacher-forced, and the measured costs."
+    texts = len({(s.prompt, s.run) for s in bench.scores if s.ratios})
+    caption = f"From {texts} text{'' if texts == 1 else 's'} of the baseline, teacher-forced, and the measured costs."
     return Grid("Prediction by k", columns, rows if set(keys) > set(measured) else (), caption, texts=2)
 
 

@@ -38,14 +38,17 @@ def report(
     """One self-contained HTML page of a bench or a run: charts, settings, and the text by who wrote it."""
     with guarded(debug):
         from specgen.page import KINDS, page, require_plotly
-        from specgen.results import read
+        from specgen.results import check_run, read
 
         require_plotly()
         if output is None:
             output = "-" if result == "-" else str(Path(result).with_suffix(".html"))
         if output != "-":
             check_target(Path(output), [result], "-o")
-        text = page(read(result, KINDS), result)
+        document = read(result, KINDS)
+        if document["kind"] == "run":
+            check_run(document, result)
+        text = page(document, result)
         if output == "-":
             sys.stdout.buffer.write(text.encode())
             sys.stdout.buffer.flush()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from specgen import cli_options as options
-from specgen.cli_plumbing import guarded, printed, write
+from specgen.cli_plumbing import guarded, printed, tell_notes, write
 from specgen.rounds import SpecgenError, UsageError
 
 if TYPE_CHECKING:
@@ -26,13 +26,15 @@ def register(app: typer.Typer) -> None:
         "compare",
         epilog="Arms are paired by kind, k and batch, prompts by their tokens. Refuses (exit 2) two results that "
         "differ in target, settings or machine, and says in what.\n\n--fail-below X exits with 1 where an arm's "
-        "whole interval lies below X; where there are too few prompts for an interval, where its estimate does.\n\n"
+        "whole interval lies below X; where there are too few prompts for an interval, where its estimate does; and "
+        "where an arm of a could not be compared, since b lacks it.\n\n"
         "Example:\n\n specgen compare before.json after.json --fail-below 0.95",
     )(compare)
     app.command(
         "simulate",
         epilog="Costs are in units of a single-token target call. Without --c they are the file's own, where it has "
-        "them.\n\nExamples:\n\n specgen simulate bench.json --c 0.05 --verify-cost 1,1.05,1.1,1.15,1.2 --max-k 4\n\n "
+        "them; a bench without given costs predicts as it did itself. --other is charged to a plain "
+        "step too.\n\nExamples:\n\n specgen simulate bench.json --c 0.05 --verify-cost 1,1.05,1.1,1.15,1.2 --max-k 4\n\n "
         "specgen overlap notes.txt --json | specgen simulate - --c 0.1",
     )(simulate)
 
@@ -125,6 +127,7 @@ def compare_document(comparison: Comparison, bound: float | None, failing: Seque
         "notes": comparison.notes,
         "fail_below": bound,
         "failing": [m.name for m in failing],
+        "missing": list(comparison.missing),
     }
 
 
@@ -153,9 +156,18 @@ def compare(
             write(_json(compare_document(comparison, fail_below, failing)))
         else:
             write(printed(compare_tables(comparison)))
+        faults = []
         if failing:
             arms = "; ".join(f"{m.name}: {interval(m.ratio)}" for m in failing)
-            raise SpecgenError(f"{b} is slower than {fail_below:g} of {a}'s speed: {arms}")
+            faults.append(f"{b} is slower than {fail_below:g} of {a}'s speed: {arms}")
+        if comparison.missing:
+            lacking = f"arms of {a} that {b} lacks, and that were not compared: {', '.join(comparison.missing)}"
+            if fail_below is None:
+                tell_notes([lacking], quiet=False)
+            else:
+                faults.append(lacking)
+        if faults:
+            raise SpecgenError("; ".join(faults))
 
 
 # --------------------------------------------------------------------------------------------------- simulate
@@ -163,8 +175,10 @@ def compare(
 
 def _costs_line(simulation: Simulation) -> str:
     costs = simulation.costs
-    text = f"c = {costs.c:.4f}" + (f", other = {costs.other:.4f}" if costs.other else "")
     engine = f", engine {costs.engine}" if costs.engine else ""
+    if costs.c is None:
+        return f"{costs.origin}{engine}"
+    text = f"c = {costs.c:.4f}" + (f", other = {costs.other:.4f}" if costs.other else "")
     return f"{text} ({costs.origin}{engine})"
 
 
@@ -178,7 +192,8 @@ def simulate_tables(found: Sequence[Simulation], notes: Sequence[str]) -> list[A
         verify = s.costs.verify
         rows = [
             [f"{p.k}{' *' if s.pays and p is s.best else ''}", number(p.tau, 3), number(p.alpha, 3),
-             number(verify[p.k] if verify else 1.0, 3), number(p.predicted_speedup, 3)]
+             number(verify[p.k] if verify else None if s.costs.c is None else 1.0, 3),
+             number(p.predicted_speedup, 3)]
             for p in s.predictions
         ]  # fmt: skip
         title = f"{s.profile}: {s.tokens} tokens of {s.texts} text{'s' * (s.texts != 1)}; {_costs_line(s)}"
@@ -218,13 +233,21 @@ def simulate(
             show_default="the file's; with --c: all 1",
         ),
     ] = None,
-    other: Annotated[float, typer.Option(help="Cost of the rest of a round, in target steps.")] = 0.0,
+    other: Annotated[
+        float | None,
+        typer.Option(
+            help="Cost of the rest of a round, speculative or plain, in target steps.", show_default="the file's or 0"
+        ),
+    ] = None,
     max_k: Annotated[
         int | None,
         typer.Option(min=1, max=64, help="Predict for k from 1 to this.", show_default="8, or as far as costs go"),
     ] = None,
     profile: Annotated[
         str | None, typer.Option(help="One profile of a bench's several.", show_default="all of them")
+    ] = None,
+    engine: Annotated[
+        str | None, typer.Option(help="One engine of a bench's several.", show_default="all of them")
     ] = None,
     as_json: options.AsJson = False,
     debug: options.Debug = False,
@@ -238,7 +261,9 @@ def simulate(
                 raise UsageError(f"{flag} {value}: needs a number, 0 or more")
         given = None if verify_cost is None else options.verify_costs(verify_cost, max_k or simulating.MAX_K)
         stored = simulating.load(result)
-        found, notes = simulating.run(stored, c=c, verify=given, other=other, max_k=max_k, profile=profile)
+        found, notes = simulating.run(
+            stored, c=c, verify=given, other=other, max_k=max_k, profile=profile, engine=engine
+        )
         if as_json:
             write(_json(simulate_document(stored, found, notes)))
         else:

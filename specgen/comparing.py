@@ -80,13 +80,15 @@ class Matched:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """All matched arms, in the order of a. differs: (what, in a, in b). notes: what was left out."""
+    """All matched arms, in the order of a. differs: (what, in a, in b). notes: what was left out. missing: arms of a
+    that were not compared, since b has none like it or measured it on other prompts."""
 
     a: str
     b: str
     arms: tuple[Matched, ...]
     differs: tuple[tuple[str, str, str], ...]
     notes: tuple[str, ...]
+    missing: tuple[str, ...] = ()
 
     def failing(self, bound: float) -> list[Matched]:
         return [arm for arm in self.arms if arm.below(bound)]
@@ -115,7 +117,9 @@ def compare(a: Bench, b: Bench, *, names: tuple[str, str] = ("a", "b")) -> Compa
     if reasons:
         raise UsageError(f"{names[0]} and {names[1]} are not comparable: {'; '.join(reasons)}")
     notes += _left_out(a, b, arms, prompts, names)
-    return Comparison(*names, tuple(found), tuple(_differences(a, b)), tuple(notes))
+    compared = {matched.a.arm for matched in found}
+    missing = tuple(arm.name for arm in a.arms if arm.name not in compared)
+    return Comparison(*names, tuple(found), tuple(_differences(a, b)), tuple(notes), missing)
 
 
 # ------------------------------------------------------------------------------------------------ what must agree

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -181,7 +182,7 @@ def _entries() -> list[dict[str, Any]]:
     try:
         found = json.loads(store().read_text(encoding="utf-8"))["measured"]
         return [entry for entry in found if isinstance(entry, dict)]
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return []
 
 
@@ -189,7 +190,9 @@ def _find(entries: list[dict[str, Any]], key: Mapping[str, Any]) -> dict[str, fl
     for entry in entries:
         times = entry.get("seconds")
         if all(name in entry and entry[name] == value for name, value in key.items()) and isinstance(times, dict):
-            good = all(isinstance(times.get(name), float) and times[name] > 0 for name in ("float32", "bfloat16"))
+            good = all(
+                isinstance(times.get(name), float) and 0 < times[name] < math.inf for name in ("float32", "bfloat16")
+            )
             if good:
                 return times
     return None

@@ -143,6 +143,10 @@ def prepare(model: Any, engine: str) -> str:
         raise ValueError(f"engine graph needs a CUDA device, and the model is on {model.device}: use auto")
     if engine == "graph" or (engine == "auto" and model.device.type == "cuda"):
         return "graph"
-    if engine == "packed" or (engine == "auto" and on_cpu and packs(model.dtype)):
-        return "packed" if pack(model) else "eager"
+    if engine == "eager" or not on_cpu or not packs(model.dtype):
+        return "eager"
+    if pack(model):
+        return "packed"
+    if engine == "packed":
+        raise ValueError("engine packed: this model has no linear that is worth packing: use auto or eager")
     return "eager"

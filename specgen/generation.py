@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -39,6 +41,7 @@ class Pair:
     # Whose text the caches hold now; one entry, so that the frozen pair can say it.
     holder: list[object] = field(default_factory=lambda: [None], compare=False, repr=False)
     rule: Rule | None = None
+    busy: threading.Lock = field(default_factory=threading.Lock, compare=False, repr=False)
 
 
 class Generation:
@@ -73,14 +76,15 @@ class Generation:
         pair, sampling = self.pair, self.pair.sampling
         if self.rounds:
             raise RuntimeError("this generation has been run; make a new one")
-        pair.holder[0] = self
-        self._loop = self._captured_loop()
-        began = self._clock()
-        if self._loop is None:
-            start(pair.target, self.drafter, self.prompt)
-        else:
-            self._loop.start(self.prompt)
-        self.prefill_s = self._clock() - began
+        with self._alone():
+            pair.holder[0] = self
+            self._loop = self._captured_loop()
+            began = self._clock()
+            if self._loop is None:
+                start(pair.target, self.drafter, self.prompt)
+            else:
+                self._loop.start(self.prompt)
+            self.prefill_s = self._clock() - began
         if self._loop is not None:
             rounds = self._loop.rounds(
                 self.prompt, max_new_tokens=sampling.max_new_tokens, uniforms=self.uniforms, ended=self._ended,
@@ -97,10 +101,24 @@ class Generation:
                 max_new_tokens=sampling.max_new_tokens, uniforms=self.uniforms, ended=self._ended,
                 rule=pair.rule or rule_for(sampling), clock=self._clock,
             )  # fmt: skip
-        for finished in rounds:
+        while True:
+            with self._alone():
+                self._hold_caches()
+                finished = next(rounds, None)
+            if finished is None:
+                return
             self.rounds.append(finished)
             yield finished
-            self._hold_caches()
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """While the models work for this generation. Raises RuntimeError where they do for another one."""
+        if not self.pair.busy.acquire(blocking=False):
+            raise RuntimeError("this session generates in another thread: give each thread a session of its own")
+        try:
+            yield
+        finally:
+            self.pair.busy.release()
 
     def _captured_loop(self) -> GraphLoop | None:
         """The captured loop, with its graphs made; None where the engine is another or cannot serve this pair."""

@@ -21,7 +21,7 @@ from transformers import generation as hf
 from specgen.cache import RaggedLayer, Rows, ragged
 from specgen.decoding import Ended, _until_the_end
 from specgen.drafting import Drafter, ModelDrafter, NgramDrafter
-from specgen.models import PREFILL_CHUNK, CausalLM, LanguageModel
+from specgen.models import PREFILL_CHUNK, CausalLM, LanguageModel, rope_changes_with_length
 from specgen.rounds import Committed, Finish, Mode, Origin, Round, RunError, Sampling
 from specgen.sampling import (
     Ban,
@@ -221,9 +221,7 @@ def _make_static(model: CausalLM) -> StaticCache | str:
     places = getattr(model.model, "hf_device_map", None) or {}
     if len({str(place) for place in places.values()}) > 1:
         return f"{name} is spread over several devices"
-    ropes = getattr(model.model.config.get_text_config(), "rope_parameters", None) or {}
-    types = {str(r.get("rope_type")) for r in (ropes, *ropes.values()) if isinstance(r, dict)}
-    if types & {"dynamic", "longrope"}:
+    if rope_changes_with_length(model.model):
         return f"{name} changes its rotary embedding with the text's length"
     try:
         cache = StaticCache(model)
@@ -247,7 +245,7 @@ class _SortedTopP(TopP):
     """The same set of tokens by sorting them all: how many it takes is not known to the host."""
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        mass, tokens = scores.softmax(-1).sort(-1, descending=True)
+        mass, tokens = scores.softmax(-1).sort(dim=-1, descending=True, stable=True)  # of equals the lower ids first
         before = mass.cumsum(-1) - mass
         kept = scores.gather(-1, tokens).masked_fill(before >= self.top_p, -torch.inf)
         return torch.full_like(scores, -torch.inf).scatter(-1, tokens, kept)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ from specgen.drafting import Drafter, ModelDrafter, NgramDrafter
 from specgen.dtypes import settle
 from specgen.engine import clock_for, pick_device, prepare, settle_threads
 from specgen.generation import Generation, Pair
-from specgen.models import CausalLM
+from specgen.models import CausalLM, rope_changes_with_length
 from specgen.profiles import (
     DEFAULT_PROFILE,
     SHARED_FLAGS,
@@ -76,15 +76,19 @@ class Session:
                 f"that makes {wanted}: more than the context of {self.context} tokens"
             )
 
-    def generate(self, prompt: str | list[int], *, plain: bool = False) -> Generation:
-        """A generation to iterate over. plain: decode without the draft. A list is taken as token ids."""
-        tokens = self.encode(prompt) if isinstance(prompt, str) else prompt
+    def generate(self, prompt: str | Sequence[int], *, plain: bool = False, timed: bool = True) -> Generation:
+        """A generation to iterate over. plain: decode without the draft. Other than a text are token ids.
+
+        timed: whether its rounds are; else no clock is read. Raises UsageError, also for more than the context holds.
+        """
+        tokens = self.encode(prompt) if isinstance(prompt, str) else list(prompt)
         vocabulary = self.pair.target.vocabulary
-        if not tokens or not all(0 <= t < vocabulary for t in tokens):
+        if not tokens or not all(type(t) is int and 0 <= t < vocabulary for t in tokens):
             raise UsageError(f"a prompt needs token ids from 0 to {vocabulary - 1}, and at least one")
+        self._check_room(len(tokens))
         if not plain and self.pair.drafter is None:
             raise UsageError(f"profile {self.profile.name} has no draft: add one, or decode with --plain")
-        return Generation(self.pair, tokens, plain=plain)
+        return Generation(self.pair, tokens, plain=plain, timed=timed)
 
 
 def load(profile: str | Profile = DEFAULT_PROFILE, *, plain: bool = False, **flags: Any) -> Session:
@@ -189,6 +193,12 @@ def _model(
         engine = prepare(model, settings.engine)
     except ValueError as error:
         raise UsageError(f"{role}: {error}") from None
+    if rope_changes_with_length(model):
+        notes.append(
+            f"the {role} changes its rotary embedding with the text's length: where a text crosses that length, a "
+            "call on several tokens and one on a single token differ, and greedy or coupled texts may differ from "
+            "plain decoding's"
+        )
     return CausalLM(model, role, vocabulary.size, engine=engine)
 
 

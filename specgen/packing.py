@@ -8,6 +8,7 @@ they are trusted, and the ordinary path is never further away than `unpack`.
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -62,9 +63,12 @@ Place = tuple[nn.Module, str, nn.Linear]  # a linear, and where it hangs: parent
 def _linears(model: nn.Module) -> Iterator[Place]:
     """The linears worth packing, with where they hang. A subclass, or one that something hooks into, may read its
     weights itself (routers, quantised and offloaded ones do) and is left alone."""
+    places = Counter(id(child) for parent in model.modules() for child in parent._modules.values())
     for parent in model.modules():
         for name, child in parent.named_children():
             if type(child) is not nn.Linear or hasattr(child, "_hf_hook") or child._forward_hooks:
+                continue
+            if places[id(child)] > 1:  # what hangs in two places is left alone
                 continue
             weight = child.weight
             if weight.device.type == "cpu" and weight.numel() >= WORTH and packs(weight.dtype):
@@ -153,15 +157,43 @@ def pack(model: nn.Module) -> int:
     """Packs what is worth it in place and frees the ordinary weights, a few linears at a time; how many there were.
 
     A weight that is shared (an output head tied to the embedding table) stays for whoever else reads it, and only
-    then are there two copies of it.
+    then are there two copies of it. The model is tried before and after: where siblings that are multiplied together
+    change its logits (one that writes into its input between two of them, say), each linear is packed alone; where
+    that does, too, nothing is packed and 0 returned.
     """
-    linears = list(_linears(model))
-    for group in _siblings(model, linears) if linears else []:
-        joint = Joint([linear for _, _, linear in group]) if len(group) > 1 else None
-        for index, (parent, name, linear) in enumerate(group):
-            setattr(parent, name, PackedLinear(linear) if joint is None else PackedPart(joint, index, linear))
-            linear.weight = None  # type: ignore[assignment]  # the list holds the module: free its weights now
-    return len(linears)
+    before = _trial(model)
+    for together in (True, False):
+        linears = list(_linears(model))
+        if not linears:
+            return 0
+        groups = _siblings(model, linears) if together else [[place] for place in linears]
+        for group in groups:
+            _pack(group)
+        if before is None or _close(before, _trial(model)):
+            return len(linears)
+        unpack(model)
+    return 0
+
+
+def _pack(group: Sequence[Place]) -> None:
+    joint = Joint([linear for _, _, linear in group]) if len(group) > 1 else None
+    for index, (parent, name, linear) in enumerate(group):
+        setattr(parent, name, PackedLinear(linear) if joint is None else PackedPart(joint, index, linear))
+        linear.weight = None  # type: ignore[assignment]  # the list holds the module: free its weights now
+
+
+def _trial(model: nn.Module) -> Tensor | None:
+    """Logits of a few tokens; None where the model is not one that takes tokens so."""
+    try:
+        found = model(input_ids=torch.arange(4)[None], use_cache=False).logits
+    except Exception:
+        return None
+    return found if isinstance(found, Tensor) else None
+
+
+def _close(before: Tensor, after: Tensor | None) -> bool:
+    allowed = 1e-3 if before.dtype == torch.float32 else CLOSE[torch.bfloat16]
+    return after is not None and bool((before - after).abs().max() <= allowed * before.abs().max())
 
 
 @torch.inference_mode()

@@ -7,20 +7,73 @@ A bench's file holds every raw time and count; all tables, the verdict and the w
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
+import math
+from collections import Counter
+from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import PydanticCustomError
 
-from specgen.rounds import UsageError
+from specgen.rounds import Finish, Mode, Origin, UsageError
 
 SCHEMA_VERSION = 2  # 1: run, overlap and audit of specgen 0.1; 2 adds bench, and pieces and ratios to run
 READABLE = (1, 2)
 
 
+SLACK = 1e-6  # of probabilities that are sums of rounded ones
+LEAST_SECONDS = 1e-9  # of a whole decoding: less is no measured time
+
+
+def _finite(value: Any) -> Any:
+    """A part without a schema of its own, refused where a number in it is NaN or infinite."""
+    inside = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    for part in inside:
+        _finite(part)
+    if isinstance(value, float) and not math.isfinite(value):
+        raise PydanticCustomError("finite", "holds a number that is not finite")
+    return value
+
+
+def _settings(value: dict[str, Any]) -> dict[str, Any]:
+    if value.get("mode") not in set(Mode):
+        raise PydanticCustomError("mode", "its mode is none of " + ", ".join(Mode))
+    return value
+
+
+def _machine(value: dict[str, Any]) -> dict[str, Any]:
+    """The few entries of an environment that are computed with."""
+    _Machine.model_validate(value)
+    return value
+
+
+Count = Annotated[int, Field(ge=0)]
+Size = Annotated[int, Field(ge=1)]
+Seconds = Annotated[float, Field(ge=0, le=1e9)]
+Share = Annotated[float, Field(ge=0, le=1 + SLACK)]
+Free = Annotated[dict[str, Any], AfterValidator(_finite)]
+Settings = Annotated[Free, AfterValidator(_settings)]
+Environment = Annotated[Free, AfterValidator(_machine)]
+
+
+class _Machine(BaseModel):
+    threads: int | None = None
+    cpu_count: int | None = None
+    load_average: Annotated[list[float], Field(min_length=1)] | None = None
+    packages: dict[str, Any] | None = None
+    git: dict[str, Any] | None = None
+
+
 class _Record(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+
+def _same_length(record: BaseModel, *columns: str) -> None:
+    lengths = {name: len(getattr(record, name)) for name in columns}
+    if len(set(lengths.values())) > 1:
+        listed = ", ".join(f"{name} {n}" for name, n in lengths.items())
+        raise PydanticCustomError("columns", "columns of unequal length: {listed}", {"listed": listed})
 
 
 class Prompt(_Record):
@@ -29,7 +82,7 @@ class Prompt(_Record):
     name: str
     category: str | None
     text: str
-    tokens: list[int]
+    tokens: list[Count]
 
 
 class Arm(_Record):
@@ -39,22 +92,33 @@ class Arm(_Record):
     name: str
     kind: Literal["plain", "speculative"]
     profile: str
-    k: int
+    k: Count
     engine: str
-    batch: int
-    mode: str
+    batch: Size
+    mode: Annotated[str, Field(pattern="^(" + "|".join(Mode) + ")$")]
     baseline: str
+
+    @model_validator(mode="after")
+    def _of_its_kind(self) -> Arm:
+        if (self.k == 0) != (self.kind == "plain"):
+            raise PydanticCustomError("k", "k is 0 for a plain arm, and at least 1 for a speculative one")
+        return self
 
 
 class Steps(_Record):
     """Columns, one entry a target call, in seconds. width: tokens a row in the call; rows: rows still decoding."""
 
-    draft_s: list[float]
-    verify_s: list[float]
-    rollback_s: list[float]
-    total_s: list[float]
-    width: list[int]
-    rows: list[int]
+    draft_s: list[Seconds]
+    verify_s: list[Seconds]
+    rollback_s: list[Seconds]
+    total_s: list[Seconds]
+    width: list[Size]
+    rows: list[Size]
+
+    @model_validator(mode="after")
+    def _columns(self) -> Steps:
+        _same_length(self, "draft_s", "verify_s", "rollback_s", "total_s", "width", "rows")
+        return self
 
 
 class Row(_Record):
@@ -64,17 +128,40 @@ class Row(_Record):
     expected: the probability of acceptance under the mode's rule, where that is not the overlap; else empty.
     """
 
-    prompt: int
+    prompt: Count
     seed: int
-    tokens: list[int]
+    tokens: list[Count]
     finish: str | None
-    drafted: list[int]
-    tested: list[int]
-    accepted: list[int]
-    committed: list[int]
-    overlaps: list[float]
-    expected: list[float] = []
-    biases: list[float] = []
+    drafted: list[Count]
+    tested: list[Count]
+    accepted: list[Count]
+    committed: list[Size]
+    overlaps: list[Share]
+    expected: list[Share] = []
+    biases: list[Share] = []
+
+    @model_validator(mode="after")
+    def _counts(self) -> Row:
+        _same_length(self, "drafted", "tested", "accepted", "committed")
+        columns = zip(self.drafted, self.tested, self.accepted, self.committed, strict=True)
+        for at, (drafted, tested, accepted, committed) in enumerate(columns):
+            # An end may cut a round short: then nothing is tested, and no bonus committed, behind the last accepted.
+            if not accepted <= tested <= drafted or tested > accepted + 1:
+                said = f"round {at}: {drafted} drafted, {tested} tested and {accepted} accepted cannot be"
+                raise PydanticCustomError("round", "{said}", {"said": said})
+            if not accepted <= committed <= accepted + 1:
+                said = f"round {at}: {committed} committed of {accepted} accepted cannot be"
+                raise PydanticCustomError("round", "{said}", {"said": said})
+        for name, values, wanted, of in (
+            ("tokens", self.tokens, sum(self.committed), "committed"),
+            ("overlaps", self.overlaps, sum(self.tested), "tested"),
+            ("expected", self.expected, sum(self.tested), "tested"),
+            ("biases", self.biases, sum(self.tested), "tested"),
+        ):
+            if len(values) != wanted and (values or name in ("tokens", "overlaps")):
+                said = f"{name} has {len(values)} entries, where {wanted} were {of}"
+                raise PydanticCustomError("length", "{said}", {"said": said})
+        return self
 
 
 class Measurement(_Record):
@@ -87,13 +174,13 @@ class Measurement(_Record):
 
     arm: str
     group: int
-    run: int
+    run: Annotated[int, Field(ge=-1)]
     order: int
-    prefill_s: float
-    first_s: float
+    prefill_s: Seconds
+    first_s: Seconds
     load: float | None
     steps: Steps
-    rows: list[Row]
+    rows: Annotated[list[Row], Field(min_length=1)]
 
 
 class Costs(_Record):
@@ -106,14 +193,14 @@ class Costs(_Record):
 
     profile: str
     engine: str
-    context: int
-    draft_s: float | None
-    target_s: dict[int, float]
-    target_bytes: int
-    target_bytes_a_token: int
-    draft_bytes: int
-    draft_bytes_a_token: int
-    copy_bandwidth: float
+    context: Count
+    draft_s: Seconds | None
+    target_s: dict[Size, Seconds]
+    target_bytes: Count
+    target_bytes_a_token: Count
+    draft_bytes: Count
+    draft_bytes_a_token: Count
+    copy_bandwidth: Annotated[float, Field(ge=0)]
 
 
 class Score(_Record):
@@ -122,9 +209,9 @@ class Score(_Record):
     same under shared noise; greedy 1 or 0). null where the draft proposes nothing."""
 
     profile: str
-    prompt: int
-    run: int
-    ratios: list[float | None]
+    prompt: Count
+    run: Count
+    ratios: list[Share | None]
 
 
 class Divergence(_Record):
@@ -135,9 +222,9 @@ class Divergence(_Record):
     """
 
     arm: str
-    prompt: int
-    run: int
-    position: int
+    prompt: Count
+    run: Count
+    position: Count
     plain_token: int
     token: int
     plain_margin: float
@@ -149,13 +236,13 @@ class Divergence(_Record):
 class Design(_Record):
     """What was asked for and what was done. auto: k was chosen from the prediction. candidates: every k predicted."""
 
-    k: list[int]
+    k: list[Size]
     auto: bool
-    candidates: list[int]
-    runs: int
-    runs_done: int
-    warmup: int
-    max_new_tokens: int
+    candidates: list[Size]
+    runs: Count
+    runs_done: Count
+    warmup: Count
+    max_new_tokens: Size
     budget_s: float | None
     order_seed: int
     cut: str | None = None  # what the budget left out, in words
@@ -168,13 +255,13 @@ class Bench(_Record):
     schema_version: int
     kind: Literal["bench"]
     created: str
-    sampling: dict[str, Any]
-    profiles: dict[str, dict[str, Any]]
-    checkpoints: dict[str, Any]
+    sampling: Settings
+    profiles: dict[str, Free]
+    checkpoints: Free
     dtype: str
     device: str
-    environment: dict[str, Any]
-    environment_after: dict[str, Any]
+    environment: Environment
+    environment_after: Environment
     design: Design
     prompts: list[Prompt]
     arms: list[Arm]
@@ -212,7 +299,7 @@ def read(path: Path | str, kinds: Collection[str]) -> dict[str, Any]:
     if not isinstance(data, dict) or "schema_version" not in data or "kind" not in data:
         raise UsageError(f"{name}: JSON, but no result of specgen (no schema_version, no kind)")
     wanted = " or ".join(sorted(kinds))
-    if data["kind"] not in kinds:
+    if not isinstance(data["kind"], str) or data["kind"] not in kinds:
         raise UsageError(f"{name}: a result of specgen {data['kind']}, where one of {wanted} is needed")
     version = data["schema_version"]
     if version not in READABLE:
@@ -229,14 +316,165 @@ def read_bench(path: Path | str) -> Bench:
 
 
 def parse_bench(data: dict[str, Any], name: str) -> Bench:
-    try:
-        bench = Bench.model_validate(data)
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise UsageError(f"{name}: not a whole bench result: {where}: {first['msg']}") from None
-    known = {a.name for a in bench.arms}
-    for at, m in enumerate(bench.measurements):
-        if m.arm not in known or any(not 0 <= r.prompt < len(bench.prompts) for r in m.rows):
-            raise UsageError(f"{name}: not a whole bench result: measurement {at} names no known arm and prompt")
+    """Raises UsageError, in one sentence, for what no bench can have written: tables made of it would be false."""
+    bench = _parsed(Bench, data, name, "bench")
+    for where, what in _contradictions(bench):
+        raise UsageError(f"{name}: not a whole bench result: {where}: {what}")
     return bench
+
+
+_Whole = TypeVar("_Whole", bound=BaseModel)
+
+
+def _parsed(model: type[_Whole], data: dict[str, Any], name: str, kind: str) -> _Whole:
+    try:
+        return model.model_validate(data)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise UsageError(f"{name}: not a whole {kind} result: {where}: {first['msg']}") from None
+
+
+def _contradictions(bench: Bench) -> Iterator[tuple[str, str]]:
+    """(where, what) of parts that do not fit together; each part by itself is whole."""
+    arms = {arm.name: arm for arm in bench.arms}
+    for arm_name, times in Counter(arm.name for arm in bench.arms).items():
+        if times > 1:
+            yield "arms", f"{times} are named {arm_name}"
+    for at, arm in enumerate(bench.arms):
+        if arm.profile not in bench.profiles:
+            yield f"arms.{at}.profile", f"{arm.profile} is none of the file's profiles"
+        if arm.baseline not in arms or arms[arm.baseline].kind != "plain":
+            yield f"arms.{at}.baseline", f"{arm.baseline} is no plain arm of the file"
+    for at, cost in enumerate(bench.costs):
+        if cost.profile not in bench.profiles:
+            yield f"costs.{at}.profile", f"{cost.profile} is none of the file's profiles"
+        if not all(cost.target_s.values()):
+            yield f"costs.{at}.target_s", "a call that took no time"
+    for at, score in enumerate(bench.scores):
+        if score.profile not in bench.profiles:
+            yield f"scores.{at}.profile", f"{score.profile} is none of the file's profiles"
+        if score.prompt >= len(bench.prompts):
+            yield f"scores.{at}.prompt", f"there is no prompt {score.prompt}"
+    for at, d in enumerate(bench.divergences):
+        if d.arm not in arms or d.prompt >= len(bench.prompts):
+            yield f"divergences.{at}", "names no known arm and prompt"
+    for at, m in enumerate(bench.measurements):
+        if m.arm not in arms or any(r.prompt >= len(bench.prompts) for r in m.rows):
+            yield f"measurements.{at}", "names no known arm and prompt"
+        yield from ((f"measurements.{at}.{where}", what) for where, what in _unmeasured(m))
+    if not any(m.run >= 0 for m in bench.measurements):
+        yield "measurements", "no timed measurement"
+
+
+def _unmeasured(m: Measurement) -> Iterator[tuple[str, str]]:
+    steps, most = len(m.steps.total_s), max(len(row.committed) for row in m.rows)
+    if steps == 0 or sum(m.steps.total_s) < LEAST_SECONDS:
+        yield "steps", "no decoding time"
+    elif not all(m.steps.verify_s):
+        yield "steps.verify_s", "a target call that took no time"
+    if steps != most:
+        yield "steps", f"{steps} target calls, where a row has {most} rounds"
+    if any(not row.committed for row in m.rows):
+        yield "rows", "a row without a round"
+
+
+# ---------------------------------------------------------------------------------------------------------- a run
+
+
+class _Part(BaseModel):
+    """What is read of a run's file; it may hold more."""
+
+    model_config = ConfigDict(extra="ignore", allow_inf_nan=False)
+
+
+class _RunToken(_Part):
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+    token: Count
+    origin: Origin
+    log_prob: float | None
+    entropy: float | None
+    support: int
+    overlap: Share | None
+
+
+class _RunRound(_Part):
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+    index: Count
+    drafted: Count
+    tested: Count
+    accepted: Count
+    committed: Annotated[list[_RunToken], Field(min_length=1)]
+    overlaps: list[Share]
+    expected: list[Share] = []
+    biases: list[Share] = []
+    impossible: list[str] = []
+    draft_s: Seconds
+    verify_s: Seconds
+    rollback_s: Seconds
+    total_s: Seconds
+    finish: Finish | None = None
+
+    @model_validator(mode="after")
+    def _counts(self) -> _RunRound:
+        if not self.accepted <= self.tested <= self.drafted or len(self.overlaps) != self.tested:
+            said = (
+                f"{self.drafted} drafted, {self.tested} tested, {self.accepted} accepted and {len(self.overlaps)} "
+                "overlaps cannot be"
+            )
+            raise PydanticCustomError("round", "{said}", {"said": said})
+        return self
+
+
+class _RunCheckRow(_Part):
+    name: str
+    value: float | None
+    bound: float
+    passed: bool | None
+    note: str
+
+
+class _RunCheck(_Part):
+    verdict: str
+    rows: list[_RunCheckRow]
+
+
+class _RunResult(_Part):
+    name: str
+    prompt: str
+    plain: bool
+    tokens: list[Count]
+    pieces: list[str | None] = []
+    check: _RunCheck | None
+    rounds: list[_RunRound]
+
+    @model_validator(mode="after")
+    def _lengths(self) -> _RunResult:
+        committed = sum(len(r.committed) for r in self.rounds)
+        if len(self.tokens) != committed or (self.pieces and len(self.pieces) != committed):
+            said = f"{len(self.tokens)} tokens and {len(self.pieces)} pieces, where {committed} were committed"
+            raise PydanticCustomError("length", "{said}", {"said": said})
+        return self
+
+
+class _RunProfile(_Part):
+    name: str | None
+
+
+class _RunSampling(_Part):
+    mode: str
+
+
+class _Run(_Part):
+    profile: _RunProfile
+    sampling: _RunSampling
+    checkpoints: dict[str, Any]
+    dtype: str
+    device: str | None
+    environment: dict[str, Any]
+    results: list[_RunResult]
+
+
+def check_run(data: dict[str, Any], name: str) -> None:
+    """Raises UsageError, in one sentence, for a run's file that is not whole."""
+    _parsed(_Run, data, name, "run")

@@ -211,20 +211,25 @@ class TopP(hf.LogitsProcessor):
 
     FIRST = 64
 
-    def __init__(self, top_p: float, *, whole: bool = False) -> None:
-        """whole: look at the whole vocabulary at once, so that the host need not ask whether that was enough."""
-        self.top_p, self.whole = top_p, whole
+    def __init__(self, top_p: float) -> None:
+        self.top_p = top_p
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        probs, size = scores.softmax(-1), scores.shape[-1] if self.whole else min(self.FIRST, scores.shape[-1])
+        probs, size = scores.softmax(-1), min(self.FIRST, scores.shape[-1])
         while True:
-            mass, tokens = probs.topk(size, dim=-1)  # the largest first
+            mass = probs.topk(size, dim=-1).values  # the largest first
             before = mass.cumsum(-1) - mass
             if size == scores.shape[-1] or bool((before[..., -1] >= self.top_p).all()):
                 break
             size = min(8 * size, scores.shape[-1])
-        kept = scores.gather(-1, tokens).masked_fill(before >= self.top_p, -torch.inf)
-        return torch.full_like(scores, -torch.inf).scatter(-1, tokens, kept)
+        count = (before < self.top_p).sum(-1, keepdim=True)
+        least = mass.gather(-1, count - 1)
+        kept = probs >= least
+        if bool((kept.sum(-1, keepdim=True) > count).any()):
+            # Equals at the edge: the lower ids, whatever the rows beside this one and the order that topk left.
+            equal, above = probs == least, (probs > least).sum(-1, keepdim=True)
+            kept &= ~equal | (equal.cumsum(-1) <= count - above)
+        return scores.masked_fill(~kept, -torch.inf)
 
 
 # Those that do not read input_ids: all rows of a round go through them at once.

@@ -15,7 +15,8 @@ from typing import Annotated, Any, TypeVar
 import numpy as np
 from pydantic import BaseModel, Field, ValidationError
 
-from specgen.results import parse_bench, read
+from specgen.analysis import predict
+from specgen.results import Bench, parse_bench, read
 from specgen.rounds import Mode, UsageError
 from specgen.theory import ExpectedRounds, best_k, expected_rounds, pooled, predicted_speedup
 
@@ -26,7 +27,9 @@ INDICATIVE = (
     "target finds a text unlikely (specgen overlap --own N lets the target write)"
 )
 FREE = "calls on several tokens are taken to cost what a single-token call does (--verify-cost says what they cost)"
-BARE = "costs are of target and draft calls alone (--other adds the rest of a round)"
+BARE = "costs are of target and draft calls alone (--other adds the rest of a round, of either kind)"
+OWN = "the bench's own predictions: what its own calls, drafts and rounds cost, median over its groups of prompts"
+OWN_COSTS = "the bench's own times"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +47,10 @@ class Text:
 @dataclass(frozen=True, slots=True)
 class Costs:
     """In units of a single-token target call. c: of a draft step. verify: of calls on 1, 2, … tokens, None where
-    nobody measured them. other: of the rest of a round. origin: where they are from. engine: whose they are."""
+    nobody measured them. other: of the rest of a round, speculative or plain. origin: where they are from. engine:
+    whose they are. Of a bench's own prediction, whose prices are in seconds and by k, c and verify are None."""
 
-    c: float
+    c: float | None
     verify: tuple[float, ...] | None
     other: float = 0.0
     origin: str = "given"
@@ -57,24 +61,27 @@ class Costs:
 class Draft:
     """The texts scored with one profile's draft. limit: max_new_tokens of their generation, None for other texts.
 
-    costs: the file's own, one an engine; none where it holds none.
+    costs: the file's own, one an engine; none where it holds none. groups: indices of the texts of each prompt of a
+    bench, over which its predicted speedup is the median; one group of all elsewhere.
     """
 
     profile: str
     texts: tuple[Text, ...]
     limit: int | None
     costs: tuple[Costs, ...]
+    groups: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """What a result file holds for a simulation. data: the file's document."""
+    """What a result file holds for a simulation. data: the file's document. bench: the same, of a bench."""
 
     name: str
     kind: str
     data: dict[str, Any]
     drafts: tuple[Draft, ...]
     notes: tuple[str, ...]
+    bench: Bench | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +89,7 @@ class Predicted:
     """What one k would give. alpha: accepted / tested, None where nothing would be tested.
 
     break_even_c: the c at which this k decodes as fast as plain decoding, under the same other costs; below 0 where
-    no draft is cheap enough. None where nothing would be drafted.
+    no draft is cheap enough. None where nothing would be drafted, and of a bench's own prediction.
     """
 
     k: int
@@ -126,6 +133,8 @@ class Simulation:
         known = [p for p in self.predictions if p.break_even_c is not None]
         dearest = max(known, key=lambda p: (p.break_even_c or 0.0, -p.k), default=None)
         short = f"does not pay: the best k, {best.k}, has predicted speedup {best.predicted_speedup:.3f}"
+        if self.costs.c is None:
+            return f"{short}; --c and --verify-cost say what other costs would do"
         if dearest is None or dearest.break_even_c is None:
             return f"{short}; the draft proposes nothing in these texts"
         if dearest.break_even_c <= 0:
@@ -160,7 +169,7 @@ class _RunResult(BaseModel):
 
 class _Sampling(BaseModel):
     mode: Mode
-    max_new_tokens: int
+    max_new_tokens: Annotated[int, Field(ge=1)]
 
 
 class _Profile(BaseModel):
@@ -188,7 +197,7 @@ class _OverlapCosts(BaseModel):
 
 class _Overlap(BaseModel):
     profile: _Profile
-    own: int | None
+    own: Annotated[int, Field(ge=1)] | None
     costs: _OverlapCosts
     notes: list[str] = []
     results: list[_OverlapText]
@@ -199,13 +208,14 @@ def load(path: Path | str) -> Stored:
     that is none, or that holds no ratios."""
     data = read(path, KINDS)
     name, kind = str(path), data["kind"]
-    drafts, notes = {"run": _run, "bench": _bench, "overlap": _overlap}[kind](data, name)
+    bench = parse_bench(data, name) if kind == "bench" else None
+    drafts, notes = _bench(bench, name) if bench else {"run": _run, "overlap": _overlap}[kind](data, name)
     for draft in drafts:
         if not any(any(t.proposes) for t in draft.texts):
             raise UsageError(
                 f"{name}: the draft of {draft.profile} proposes nothing in these texts: nothing to predict"
             )
-    return Stored(name, kind, data, tuple(drafts), tuple(notes))
+    return Stored(name, kind, data, tuple(drafts), tuple(notes), bench)
 
 
 def _whole(model: type[_Part], data: dict[str, Any], name: str) -> _Part:
@@ -259,27 +269,27 @@ def _overlap(data: dict[str, Any], name: str) -> tuple[list[Draft], list[str]]:
     return [Draft(profile, _nonempty(texts), found.own, (costs,))], notes
 
 
-def _bench(data: dict[str, Any], name: str) -> tuple[list[Draft], list[str]]:
-    bench = parse_bench(data, name)
+def _bench(bench: Bench, name: str) -> tuple[list[Draft], list[str]]:
     mode = str(bench.sampling.get("mode"))
     if not bench.scores:
         why = f" (mode {mode}: the text is not the target's)" if mode in (Mode.LENIENT, Mode.TYPICAL) else ""
         raise UsageError(f"{name}: holds no scored text{why}: bench in mode exact, coupled or greedy keeps them")
-    by_profile: dict[str, list[Text]] = {}
-    for score in bench.scores:
-        if any(r is not None and not 0 <= r <= 1 for r in score.ratios):
-            raise UsageError(f"{name}: not a whole bench result: a ratio of prompt {score.prompt} is not in 0 … 1")
-        by_profile.setdefault(score.profile, []).append(Text.of(score.ratios))
     drafts = []
-    for profile, texts in by_profile.items():
-        if not any(t.ratios for t in texts):
+    for profile in dict.fromkeys(score.profile for score in bench.scores):
+        scores = [score for score in bench.scores if score.profile == profile and score.ratios]
+        if not scores:
             raise UsageError(f"{name}: holds no scored token of profile {profile}")
+        groups: dict[int, list[int]] = {}
+        for i, score in enumerate(scores):
+            groups.setdefault(score.prompt, []).append(i)
         costs = [
             Costs(c.draft_s / c.target_s[1], _curve(c.target_s), origin="the file's probe", engine=c.engine)
             for c in bench.costs
             if c.profile == profile and c.draft_s is not None and 1 in c.target_s and min(c.target_s.values()) > 0
         ]
-        drafts.append(Draft(profile, _nonempty(texts), bench.design.max_new_tokens, tuple(costs)))
+        texts = tuple(Text.of([None if r is None else min(r, 1.0) for r in score.ratios]) for score in scores)
+        limit = max(bench.design.max_new_tokens, *(len(t.ratios) for t in texts))
+        drafts.append(Draft(profile, texts, limit, tuple(costs), tuple(map(tuple, groups.values()))))
     notes = ["mode greedy: a ratio is 1 where the draft's argmax is the target's, else 0"] * (mode == Mode.GREEDY)
     return drafts, notes
 
@@ -325,26 +335,99 @@ def costs_of(
 
 
 def simulate(draft: Draft, costs: Costs, max_k: int) -> Simulation:
-    """k = 1 … max_k over all texts together. costs.verify: at least max_k + 1 entries, or None for flat calls."""
+    """k = 1 … max_k over all texts together; of a bench the predicted speedup is the median over its prompts.
+    costs.c: not None; costs.verify: at least max_k + 1 entries, or None for flat calls."""
+    assert costs.c is not None
     verify = costs.verify or (1.0,) * (max_k + 1)
     predictions = []
     for k in range(1, max_k + 1):
-        e = pooled([expected_rounds(t.ratios, k, limit=draft.limit, proposes=t.proposes) for t in draft.texts])
-        speedup = predicted_speedup(e, draft_cost=costs.c, verify_cost=verify, other_cost=costs.other)
-        predictions.append(
-            Predicted(k, e.tau, e.alpha, e.rounds, e.drafted, e.tested, e.accepted, speedup,
-                      _break_even(e, verify, costs.other))
-        )  # fmt: skip
+        texts = _expected(draft, k)
+        groups = [pooled([texts[i] for i in group]) for group in draft.groups] or [pooled(texts)]
+        speedup = _median_speedup(groups, costs.c, verify, costs.other)
+        predictions.append(_counted(k, pooled(texts), speedup, _break_even(groups, verify, costs.other)))
+    return _simulation(draft, costs, predictions)
+
+
+def own_predictions(
+    bench: Bench, draft: Draft, *, name: str, max_k: int | None, engine: str | None
+) -> list[Simulation]:
+    """The bench's own predictions of one profile, to the digit, one an engine, of its smallest batch. Raises
+    UsageError where it cannot predict, or not as far as max_k."""
+    batch = min(arm.batch for arm in bench.arms)
+    timed = {arm.engine for arm in bench.arms if arm.kind == "speculative" and arm.profile == draft.profile}
+    probed = {c.engine for c in bench.costs if c.profile == draft.profile and c.draft_s is not None}
+    engines = dict.fromkeys(arm.engine for arm in bench.arms)
+    found = []
+    for own in engines:
+        if own not in timed | probed or engine not in (None, own):
+            continue
+        predicted = [p for p in predict(bench, draft.profile, own, batch) if max_k is None or p.k <= max_k]
+        if max_k is not None and predicted and predicted[-1].k < max_k:
+            most = predicted[-1].k
+            raise UsageError(f"{name}: predicts k up to {most}: --max-k {most}, or give --c and --verify-cost")
+        counted = [_counted(p.k, pooled(_expected(draft, p.k)), p.speedup, None) for p in predicted]
+        if counted:
+            found.append(_simulation(draft, Costs(None, None, origin=OWN_COSTS, engine=own), counted))
+    if not found:
+        raise UsageError(f"{name}: holds no cost of a draft step of {draft.profile}: give --c, and --verify-cost")
+    return found
+
+
+def _expected(draft: Draft, k: int) -> list[ExpectedRounds]:
+    return [expected_rounds(t.ratios, k, limit=draft.limit, proposes=t.proposes) for t in draft.texts]
+
+
+def _counted(k: int, e: ExpectedRounds, speedup: float, break_even: float | None) -> Predicted:
+    return Predicted(k, e.tau, e.alpha, e.rounds, e.drafted, e.tested, e.accepted, speedup, break_even)
+
+
+def _simulation(draft: Draft, costs: Costs, predictions: Sequence[Predicted]) -> Simulation:
     tokens = sum(len(t.ratios) for t in draft.texts)
     proposed = sum(sum(t.proposes) for t in draft.texts)
     return Simulation(draft.profile, len(draft.texts), tokens, proposed, draft.limit, costs, tuple(predictions))
 
 
-def _break_even(e: ExpectedRounds, verify: Sequence[float], other: float) -> float | None:
+def _median_speedup(groups: Sequence[ExpectedRounds], c: float, verify: Sequence[float], other: float) -> float:
+    return statistics.median(
+        predicted_speedup(e, draft_cost=c, verify_cost=verify, other_cost=other, plain_other=other) for e in groups
+    )
+
+
+def _break_even(groups: Sequence[ExpectedRounds], verify: Sequence[float], other: float) -> float | None:
+    """The c at which the median over groups is 1. None where no c makes it 1: groups without a draft decide."""
+    own = [_break_even_of(e, verify, other) for e in groups]
+    known = sorted(c for c in own if c is not None)
+    if not known:
+        return None
+    if len(own) == len(known) and len(known) % 2:
+        return known[len(known) // 2]
+    low, high = known[0], known[-1]  # at the lower end no group's speedup is below 1, at the upper none above
+    for _ in range(100):
+        middle = (low + high) / 2
+        if _median_at(middle, groups, verify, other) > 1:
+            low = middle
+        else:
+            high = middle
+    return high
+
+
+def _median_at(c: float, groups: Sequence[ExpectedRounds], verify: Sequence[float], other: float) -> float:
+    """As `_median_speedup`; c may be below 0, and a group's time with it: as fast as can be."""
+    found = []
+    for e in groups:
+        plain = e.tokens * (1 + other)
+        free = plain / predicted_speedup(e, draft_cost=0.0, verify_cost=verify, other_cost=other, plain_other=other)
+        spent = free + c * e.drafted
+        found.append(plain / spent if spent > 0 else np.inf)
+    return float(np.median(found))
+
+
+def _break_even_of(e: ExpectedRounds, verify: Sequence[float], other: float) -> float | None:
     if not e.drafted:
         return None
-    without_draft = e.tokens / predicted_speedup(e, draft_cost=0.0, verify_cost=verify, other_cost=other)
-    return (e.tokens - without_draft) / e.drafted
+    plain = e.tokens * (1 + other)
+    free = plain / predicted_speedup(e, draft_cost=0.0, verify_cost=verify, other_cost=other, plain_other=other)
+    return (plain - free) / e.drafted
 
 
 def widest(costs: Sequence[Costs]) -> int | None:
@@ -354,20 +437,53 @@ def widest(costs: Sequence[Costs]) -> int | None:
 
 
 def run(
-    stored: Stored, *, c: float | None = None, verify: Sequence[float] | None = None, other: float = 0.0,
-    max_k: int | None = None, profile: str | None = None,
+    stored: Stored, *, c: float | None = None, verify: Sequence[float] | None = None, other: float | None = None,
+    max_k: int | None = None, profile: str | None = None, engine: str | None = None,
 ) -> tuple[list[Simulation], list[str]]:  # fmt: skip
     """All simulations that a file and given costs allow, and what a reader must know of them.
 
-    max_k: None for MAX_K, or as far as the file's own costs go. Raises UsageError where costs are missing.
+    A bench without given costs has its own predictions; else the costs are those given, with the file's own where
+    it has them. max_k: None for MAX_K, or as far as the file's own costs go. engine: one of a bench's several.
+    Raises UsageError where costs are missing.
     """
+    drafts, notes = chosen(stored, profile), list(stored.notes)
+    if engine is not None:
+        engines = {arm.engine for arm in stored.bench.arms} if stored.bench else set()
+        if engine not in engines:
+            held = ", ".join(sorted(engines)) or "none: only a bench does"
+            raise UsageError(f"--engine {engine}: not in {stored.name}, which holds {held}")
+    if stored.bench is not None and c is None and verify is None and other is None:
+        found = [
+            s
+            for draft in drafts
+            for s in own_predictions(stored.bench, draft, name=stored.name, max_k=max_k, engine=engine)
+        ]
+        batch = min(arm.batch for arm in stored.bench.arms)
+        notes.append(OWN + (f", batch {batch}" if batch > 1 else ""))
+    else:
+        found, more = _priced(stored, drafts, c, verify, other or 0.0, max_k, engine)
+        notes += more
+    for s in {s.profile: s for s in found}.values():
+        if s.proposed < s.tokens:
+            notes.append(
+                f"{s.profile}: the draft proposes nothing at {s.tokens - s.proposed} of {s.tokens} tokens; what is "
+                "drafted behind a rejected token is taken to be all that k allows"
+            )
+    notes += dict.fromkeys(note for s in found for note in _cheap_calls(s, drafts))
+    return found, notes
+
+
+def _priced(
+    stored: Stored, drafts: Sequence[Draft], c: float | None, verify: Sequence[float] | None, other: float,
+    max_k: int | None, engine: str | None,
+) -> tuple[list[Simulation], list[str]]:  # fmt: skip
     pairs = [
         (draft, costs)
-        for draft in chosen(stored, profile)
+        for draft in drafts
         for costs in costs_of(draft, name=stored.name, c=c, verify=verify, other=other)
+        if engine is None or costs.engine in (None, engine)
     ]
-    most = widest([costs for _, costs in pairs])
-    notes = list(stored.notes)
+    most, notes = widest([costs for _, costs in pairs]), []
     if most == 0:
         raise UsageError(f"{stored.name}: costs of single-token calls only: give --verify-cost 1,A,B,…")
     if max_k is not None and most is not None and most < max_k:
@@ -378,14 +494,29 @@ def run(
         notes.append(f"k up to {most}: the costs go no further (--verify-cost)")
     top = max_k or (MAX_K if most is None else min(most, MAX_K))
     found = [simulate(draft, costs, top) for draft, costs in pairs]
+    if stored.bench is not None:
+        prompts = max(len(draft.groups) for draft in drafts)
+        over = f"; the median over {prompts} prompts, as the bench takes it" if prompts > 1 else ""
+        notes.append(f"not the bench's own predictions, which are made of what it timed: costs are as shown{over}")
     if any(s.costs.verify is None for s in found):
         notes.append(FREE)
-    for s in {s.profile: s for s in found}.values():
-        if s.proposed < s.tokens:
-            notes.append(
-                f"{s.profile}: the draft proposes nothing at {s.tokens - s.proposed} of {s.tokens} tokens; what is "
-                "drafted behind a rejected token is taken to be all that k allows"
-            )
     if not other:
         notes.append(BARE)
     return found, notes
+
+
+def _cheap_calls(simulation: Simulation, drafts: Sequence[Draft]) -> list[str]:
+    """A note where a call on several tokens costs less than one on a single token."""
+    top = simulation.predictions[-1].k + 1
+    verify = simulation.costs.verify
+    if simulation.costs.c is None:  # a bench's own: what it probed
+        of_draft = (costs for d in drafts if d.profile == simulation.profile for costs in d.costs)
+        verify = next((x.verify for x in of_draft if x.engine == simulation.costs.engine), None)
+    below = {w: cost for w, cost in enumerate((verify or ())[:top], 1) if cost < 1}
+    if not below:
+        return []
+    width = min(below, key=lambda w: (below[w], w))
+    return [
+        f"a call on {width} tokens costs {below[width]:.3f} of one on a single token: noise, or a real effect of "
+        "that machine"
+    ]

@@ -102,17 +102,23 @@ def constant_alpha_tau(alpha: float, k: int) -> float:
 
 
 def predicted_speedup(
-    expected: ExpectedRounds, *, draft_cost: float, verify_cost: Sequence[float], other_cost: float = 0.0
+    expected: ExpectedRounds,
+    *,
+    draft_cost: float,
+    verify_cost: Sequence[float],
+    other_cost: float = 0.0,
+    plain_other: float = 0.0,
 ) -> float:
     """Plain decoding time / speculative time for the same text, in units of a single-token target call.
 
     draft_cost: c, of a draft step. verify_cost: [k+1] of a call on 1, 2, … k+1 tokens. other_cost: of the rest of a
-    round.
+    round; plain_other: of the rest of a plain step.
     """
     if len(verify_cost) < expected.k + 1:
         raise ValueError(f"verify_cost needs {expected.k + 1} entries, for calls on 1 to {expected.k + 1} tokens")
     calls = sum(count * cost for count, cost in zip(expected.lengths, verify_cost, strict=False))
-    return expected.tokens / (calls + expected.rounds * other_cost + expected.drafted * draft_cost)
+    plain = expected.tokens * (1 + plain_other)
+    return plain / (calls + expected.rounds * other_cost + expected.drafted * draft_cost)
 
 
 def best_k(speedups: dict[int, float]) -> int:

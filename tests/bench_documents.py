@@ -33,6 +33,7 @@ class Script:
 
     accepted: drafted tokens kept in the first, second, … round, over and over; or {prompt: the same}.
     scale(prompt, run): multiplies every time of a measurement (of a batch: its first prompt's).
+    drafts: drafted tokens of the first, second, … round, over and over; k where not given.
     differs: (prompt, run) whose text is not the baseline's, from its second token on.
     """
 
@@ -50,6 +51,7 @@ class Script:
     baseline: str | None = None
     overlap: float = 0.75
     bias: float | None = None
+    drafts: Sequence[int] | None = None
     differs: Sequence[tuple[int, int]] = ()
 
 
@@ -67,8 +69,9 @@ def _row(script: Script, prompt: int, run: int, limit: int) -> Row:
     pattern = script.accepted[prompt] if isinstance(script.accepted, Mapping) else script.accepted
     counts: list[tuple[int, int, int, int]] = []
     left = limit
-    for wanted in itertools.cycle(pattern):
-        depth = min(script.k, left - 1)
+    drafts = itertools.cycle(script.drafts or [script.k])
+    for wanted, proposed in zip(itertools.cycle(pattern), drafts, strict=False):
+        depth = min(proposed, left - 1)
         kept = min(wanted, depth)
         counts.append((depth, kept + (kept < depth), kept, kept + 1))
         left -= kept + 1

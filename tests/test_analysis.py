@@ -141,6 +141,14 @@ def test_positions() -> None:
     assert (second.rate, second.cumulative, second.overlap) == (1, 21 / 35, 0.75)
 
 
+def test_the_cumulative_rate_never_rises() -> None:
+    """Drafts 1 and rejects, drafts 2 and accepts both, and nothing at the end: 12 = 1 + 3 + 1 + 3 + 1 + 3."""
+    script = Script("k = 2", k=2, drafts=(1, 2), accepted=(0, 2))
+    first, second = analyse(document((PLAIN, script))).positions
+    assert (first.drafted, first.accepted, first.cumulative) == (42, 21, 0.5)
+    assert (second.drafted, second.accepted, second.rate, second.cumulative) == (21, 21, 1, 0.5)
+
+
 def test_costs() -> None:
     plain, k2 = analyse(document()).costs
     assert k2.widths == {1: 7 * MS, 2: 8 * MS, 3: 9 * MS, 5: 14 * MS}
@@ -361,6 +369,21 @@ def test_a_busy_machine() -> None:
     assert warned("More threads than cores: 8 on 4", document(threads=8))
 
 
+@pytest.mark.parametrize("odd", ["x", None, True, float("nan"), -1, [], {}])
+def test_an_environment_that_was_edited_is_unknown(odd: object) -> None:
+    bench = document(load_before=9.0, threads=2)
+    bench.environment["threads"] = odd
+    (text,) = warned("busy", bench)
+    assert text == (
+        "The machine was busy: load average 9.0 before it, on 4 cores, the bench's own threads unknown: "
+        "measure again on an idle machine."
+    )
+    for name, value in (("cpu_count", odd), ("load_average", odd), ("load_average", [odd, 1.0, 1.0])):
+        bench = document(load_before=9.0, threads=2)
+        bench.environment[name] = value
+        assert warned("busy", bench) == []
+
+
 def test_few_prompts_and_a_cut_budget() -> None:
     assert warned("Too few prompts for an interval: 4", document(categories=["chat"] * 4))
     assert warned("the interval of 5 covers 93.8%", document(categories=["chat"] * 5))
@@ -453,8 +476,8 @@ def test_acceptance_too_low() -> None:
     assert verdict.pays is False
     assert len(verdict.reasons) == 1
     needed = (240 + 20 + 16) / 192
-    alpha = needed_alpha(0.0, 2, needed)
-    assert 1 + alpha + alpha**2 == pytest.approx(needed)
+    alpha = needed_alpha(0.0, {0: 1, 1: 1, 2: 10}, needed)
+    assert (1 + (1 + alpha) + 10 * (1 + alpha + alpha**2)) / 12 == pytest.approx(needed)
     assert verdict.reasons[0].startswith("the acceptance is too low (α = 0.00; at these costs it would pay with α ")
     assert f"above {alpha:.2f}" in verdict.reasons[0]
 
@@ -462,9 +485,10 @@ def test_acceptance_too_low() -> None:
 def test_verification_not_free_and_overhead() -> None:
     dear = Script("k = 2", k=2, accepted=(2, 0), draft=1.0, calls={1: 14, 2: 28, 3: 35})
     verdict = analyse(document((PLAIN, dear))).verdict
-    # 5 rounds of 2 + 35 + 2 and one of 16: 211 for 192; verification may take 189 − 19 of its 189.
+    # 5 rounds of 2 + 35 + 2 and one of 16: 211 for 192; of the 5 · 21 beyond single-token calls 105 − 19 may stay.
     assert verdict.pays is False
-    assert "verification is not free (T(3)/T(1) = 2.50; it would pay with a ratio below 2.25)" in verdict.reasons
+    assert f"{1 + 1.5 * 86 / 105:.2f}" == "2.23"
+    assert "verification is not free (T(3)/T(1) = 2.50; it would pay with a ratio below 2.23)" in verdict.reasons
     slow = Script("k = 2", k=2, accepted=(2, 0), other=16.0)
     verdict = analyse(document((PLAIN, slow))).verdict
     # 5 · (4 + 18 + 16) + 14 + 16 = 220 for 192: of 96 overhead 68 may stay.
@@ -474,6 +498,77 @@ def test_verification_not_free_and_overhead() -> None:
         f"than {16 * MS * 68 / 96 * 1000:.2f} ms of it a round, now {16 * MS * 1000:.2f} ms)" in reason
         for reason in verdict.reasons
     )
+
+
+def test_verification_is_weighed_by_the_widths_called() -> None:
+    """Drafts 2 in one of three rounds and accepts one: 12 = (1 + 1 + 2) · 3, so 3 calls on 3 tokens and 6 on one."""
+    script = Script("k = 2", k=2, drafts=(0, 0, 2), accepted=(0, 0, 1), draft=1.0, calls={1: 14, 2: 28, 3: 98})
+    verdict = analyse(document((PLAIN, script))).verdict
+    # 6 · 16 + 2 · (2 + 98 + 2) + (1 + 28 + 2), the last with room for one: 331 for 192. Beyond 14 a call: 182.
+    assert verdict.pays is False
+    assert f"{1 + 6 * (182 - 139) / 182:.2f}" == "2.42"
+    (reason,) = (r for r in verdict.reasons if r.startswith("verification"))
+    assert reason == "verification is not free (T(3)/T(1) = 7.00; it would pay with a ratio below 2.42)"
+
+
+def test_a_draft_that_proposes_too_seldom() -> None:
+    """Drafts 2 in the fifth round only and both are accepted; an overhead of 6 a round, 4 more than plain
+    decoding's."""
+    script = Script("k = 2", k=2, drafts=(0, 0, 0, 0, 2), accepted=(0, 0, 0, 0, 2), draft=1.0, other=6.0)
+    analysis = analyse(document((PLAIN, script)))
+    verdict, row = analysis.verdict, analysis.arms[1]
+    # Rounds commit 1 1 1 1 3 1 1 1 1 1: the last drafts nothing for want of room. 9 · 20 + 26 = 206 for 192.
+    assert (row.alpha, row.tau) == (1, 1.2)
+    assert verdict.pays is False
+    # A share p of rounds commits 1 + 2p in 20 + 6p: to break even with 16 a token, 20 + 6p = 16 + 32p.
+    assert pytest.approx(15.38, abs=0.01) == 100 * 4 / 26
+    assert verdict.reasons[0] == (
+        "the draft proposes too seldom (nothing in 56 of 63 rounds; it would pay with a proposal of 2 tokens in at "
+        "least 16%)"
+    )
+    assert not any("acceptance" in reason for reason in verdict.reasons)
+
+
+def test_where_proposals_do_not_help_their_number_is_no_reason() -> None:
+    """One proposal in five, all of it accepted, but its rounds take 4.5 plain tokens' time for 3."""
+    script = Script("k = 2", k=2, drafts=(0, 0, 0, 0, 2), accepted=(0, 0, 0, 0, 2), calls={1: 14, 2: 40, 3: 66})
+    verdict = analyse(document((PLAIN, script))).verdict
+    assert verdict.pays is False
+    assert not any("seldom" in reason for reason in verdict.reasons)
+
+
+def test_nothing_was_drafted() -> None:
+    verdict = analyse(document((PLAIN, Script("k = 2", k=2, drafts=(0,), other=4.0)))).verdict
+    assert verdict.pays is False
+    assert verdict.reasons == (
+        "nothing was drafted: the draft had no proposal in any of 77 rounds that had room for one",
+    )
+    assert verdict.text.endswith(f": {verdict.reasons[0]}.")
+
+
+NOISY = Script("k = 4", k=4, accepted=(2, 0), scale=lambda p, r: {0: 2.0}.get(p, 0.75))  # one prompt pays not at all
+
+
+def test_an_arm_that_surely_pays_is_not_hidden_by_a_noisy_one() -> None:
+    analysis = analyse(document((PLAIN, K2, NOISY)))
+    small, large = analysis.arms[1].speedup, analysis.arms[2].speedup
+    assert large.estimate > small.estimate
+    assert large.low < 1 < small.low
+    verdict = analysis.verdict
+    assert (verdict.pays, verdict.best, verdict.speedup) == (True, "k = 2", small)
+    assert verdict.text == (
+        "k = 2, one of 2, pays: speedup 1.41 [1.41, 1.41] (98.4% interval over 7 prompts); k = 4 measured more, "
+        f"{large.estimate:.2f} [{large.low:.2f}, {large.high:.2f}], but did not prove it: its interval holds 1."
+    )
+
+
+def test_an_arm_without_an_interval_does_not_win_over_one_with() -> None:
+    slow = Script("k = 2", k=2, accepted=(0,))
+    batch = Script("k = 2 B=7", k=2, accepted=(2, 0), batch=7)
+    verdict = analyse(document((PLAIN, slow, Script("plain B=7", batch=7), batch))).verdict
+    assert (verdict.pays, verdict.best) == (False, "k = 2")
+    assert "; k = 2 at B = 7 measured more, 1.41, but did not prove it: it has no interval." in verdict.text
+    assert "At B = 7 k = 2 measured a speedup of 1.41" in verdict.text
 
 
 def test_no_single_change_would_make_it_pay() -> None:
@@ -516,7 +611,7 @@ def test_several_batches_profiles_and_engines() -> None:
     analysis = analyse(document(scripts))
     text = analysis.verdict.text
     assert text.startswith("k = 2 of small in eager at B = 1, the best of 4, pays: speedup 1.41")
-    assert "At B = 1 k = 2 of small in eager pays: speedup 1.41" in text
+    assert "At B = 1 k" not in text  # said already
     assert "At B = 7 k = 2 measured a speedup of 0.70, with 1 group of prompts too few for an interval." in text
     assert "Fastest at B = 1: plain packed with 128.0 tokens/s." in text
     assert analysis.arms[4].speedup.estimate == pytest.approx(96 / 276)
@@ -524,10 +619,13 @@ def test_several_batches_profiles_and_engines() -> None:
 
 def test_needed_alpha() -> None:
     for alpha in (0.0, 0.3, 0.6):
-        found = needed_alpha(alpha, 4, 1.2)
+        found = needed_alpha(alpha, {4: 9}, 1.2)
         assert constant_alpha_tau(found, 4) == pytest.approx(1.2 * constant_alpha_tau(alpha, 4))
-    assert needed_alpha(0.5, 1, 1.5) is None
-    assert needed_alpha(0.5, 1, 4 / 3) == pytest.approx(1)
+    assert needed_alpha(0.5, {1: 9}, 1.5) is None
+    assert needed_alpha(0.5, {1: 9}, 4 / 3) == pytest.approx(1)
+    # Half of the rounds draft one token and half nothing: τ = 1 + α/2.
+    assert needed_alpha(0.5, {0: 4, 1: 4}, 1.1) == pytest.approx(0.75)
+    assert needed_alpha(0.5, {0: 4, 1: 4}, 1.25) is None
 
 
 def test_pays_is_about_the_whole_interval() -> None:

@@ -61,8 +61,8 @@ def test_speedup() -> None:
     ]
     assert str(table.caption) == (
         "7 prompts × 1 run × 12 tokens, float32 on cpu. Medians; verify and other per round; first token: the "
-        "prefill and the first round; ratio: speedup / predicted speedup. Speedup: median over 7 prompts [98.4% "
-        "interval]."
+        "prefill and the first round; ratio: speedup / predicted speedup. A speedup is the median of paired ratios: "
+        "two tokens/s do not divide to it. Speedup: median over 7 prompts [98.4% interval]."
     )
 
 
@@ -77,12 +77,15 @@ def test_the_caption_says_when_there_is_no_interval() -> None:
 def test_positions() -> None:
     table = drawn(whole())["Acceptance by position"]
     assert headings(table) == (
-        "arm", "position", "drafted", "tested", "accepted", "rate if tested", "rate of all", "mean overlap",
+        "arm", "position", "drafted", "tested", "accepted", "rate if tested", "cumulative", "mean overlap",
     )  # fmt: skip
     assert cells(table) == [
         ("k = 2", "1", "35", "35", "21", "0.600", "0.600", "0.750"),
         ("k = 2", "2", "35", "21", "21", "1.000", "0.600", "0.750"),
     ]
+    assert str(table.caption) == (
+        "Rate if tested: accepted / tested. Cumulative: accepted / rounds that drafted anything."
+    )
 
 
 def test_calls() -> None:
@@ -138,6 +141,14 @@ def test_prediction() -> None:
     assert "Prediction by k" not in drawn(document(ratios={"small": RATIOS}))
 
 
+@pytest.mark.parametrize(("scored", "said"), [(21, "21 texts"), (7, "7 texts"), (1, "1 text")])
+def test_the_prediction_says_how_many_texts_it_is_from(scored: int, said: str) -> None:
+    bench = document(runs=3, ratios={"small": RATIOS}, candidates=[1, 2, 4])
+    del bench.scores[scored:]
+    caption = str(drawn(bench)["Prediction by k"].caption)
+    assert caption == f"From {said} of the baseline, teacher-forced, and the measured costs."
+
+
 def test_lines() -> None:
     bench = whole()
     assert lines(analyse(bench), bench) == [
@@ -166,6 +177,8 @@ def test_divergences_notes_warnings_and_bias(tie: bool, cause: str) -> None:
         f"the verifying call, which differ by 0.5: {cause}"
     )
     assert found[2] == "note: a note"
+    assert "note: a note" in printed(bench, 110)
+    assert "\n- note: a note\n" in markdown(analyse(bench), bench)
     assert found[3].startswith("warning: The machine was busy: load average 9.0 before it")
     lenient = document((PLAIN, Script("k = 2", k=2, bias=0.125)), mode="lenient")
     found = lines(analyse(lenient), lenient)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -293,3 +294,69 @@ def test_a_ragged_cache_needs_full_attention() -> None:
 
     with pytest.raises(ValueError, match="full attention"):
         ragged(tiny_gemma3().config, Rows(2))
+
+
+# ------------------------------------------------------------------------------------- models that resist packing
+
+
+class Odd(nn.Module):
+    """Two linears of one tensor, with a hook for what happens between them; called as causal models are."""
+
+    def __init__(self, between: Callable[[Tensor], Tensor] = lambda x: x) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed, self.between = nn.Embedding(8, 16), between
+        self.q, self.k = nn.Linear(16, 8, bias=False), nn.Linear(16, 8, bias=False)
+
+    def forward(self, input_ids: Tensor, **options: Any) -> Any:
+        x = self.embed(input_ids)
+        q = self.q(x)
+        return SimpleNamespace(logits=q + self.k(self.between(x)))
+
+
+@torch.inference_mode()
+def odd_logits(model: nn.Module) -> Tensor:
+    return model(torch.arange(6)[None]).logits
+
+
+@needs_packing
+@pytest.mark.usefixtures("pack_everything")
+def test_siblings_are_multiplied_together_and_only_where_that_is_the_same() -> None:
+    for between, together in ((lambda x: x, True), (lambda x: x.mul_(0.5), False), (lambda x: x * 1, False)):
+        model = Odd(between).requires_grad_(False)
+        before = odd_logits(model)
+        assert pack(model) == 2
+        assert isinstance(model.q, packing.PackedPart) is together
+        assert torch.allclose(odd_logits(model), before, atol=1e-5)
+        unpack(model)
+        assert torch.equal(odd_logits(model), before)
+
+
+@needs_packing
+@pytest.mark.usefixtures("pack_everything")
+def test_a_linear_in_two_places_is_left_alone() -> None:
+    model = Odd().requires_grad_(False)
+    model.again = model.q
+    before = odd_logits(model)
+    assert pack(model) == 1
+    assert type(model.q) is nn.Linear
+    assert torch.allclose(odd_logits(model), before, atol=1e-5)
+
+
+@needs_packing
+@pytest.mark.usefixtures("pack_everything")
+def test_a_model_that_needs_its_weights_keeps_them() -> None:
+    class Reads(Odd):
+        def forward(self, input_ids: Tensor, **options: Any) -> Any:
+            return SimpleNamespace(logits=super().forward(input_ids).logits + self.k.weight.sum())
+
+    model = Reads().requires_grad_(False)
+    before = odd_logits(model)
+    assert pack(model) == 0
+    assert torch.equal(odd_logits(model), before)
+
+
+@needs_packing
+def test_engine_packed_is_refused_where_nothing_is_worth_it() -> None:
+    with pytest.raises(ValueError, match="no linear that is worth packing"):
+        prepare(tiny_llama(), "packed")

@@ -6,6 +6,7 @@ import pytest
 import torch
 from transformers import generation as hf
 
+from specgen.graph import _SortedTopP
 from specgen.sampling import Ban, TopP
 
 IDS = torch.zeros(1, 1, dtype=torch.int64)
@@ -24,7 +25,7 @@ def test_top_p_keeps_what_transformers_keeps(vocabulary: int, scale: float, top_
     scores = rows(vocabulary, scale, seed=vocabulary)
     ours, theirs = TopP(top_p)(IDS, scores.clone()), hf.TopPLogitsWarper(top_p)(IDS, scores.clone())
     assert torch.equal(ours, theirs)
-    assert torch.equal(ours, TopP(top_p, whole=True)(IDS, scores))
+    assert torch.equal(ours, _SortedTopP(top_p)(IDS, scores))
     assert int(torch.isfinite(ours).sum()) > 0
 
 
@@ -32,6 +33,26 @@ def test_top_p_after_tokens_were_banned() -> None:
     scores = rows(200, 3.0, seed=1)
     scores[:, ::2] = -torch.inf
     assert torch.equal(TopP(0.9)(IDS, scores), hf.TopPLogitsWarper(0.9)(IDS, scores.clone()))
+
+
+@pytest.mark.parametrize("top_p", [0.5, 0.9, 0.95])
+def test_of_equals_at_the_edge_the_lower_ids_are_kept(top_p: float) -> None:
+    """Whatever the other rows of the call, and in the captured form too; sets are as small as without ties."""
+    drawn = torch.Generator().manual_seed(4)
+    scores = (torch.randn(64, 3000, generator=drawn) * 3).round() / 2  # a handful of values
+    scores[::7] *= 6  # rows that need few tokens beside rows that need many
+    together = TopP(top_p)(IDS, scores)
+    alone = torch.cat([TopP(top_p)(IDS, row[None]) for row in scores])
+    assert torch.equal(together, alone)
+    assert torch.equal(together, _SortedTopP(top_p)(IDS, scores))
+    theirs = hf.TopPLogitsWarper(top_p)(IDS, scores.clone())
+    sizes = [torch.isfinite(kept).sum(-1) for kept in (together, theirs)]
+    assert (sizes[0] - sizes[1]).abs().max() <= 1  # the edge itself is float32's
+    for row, kept in zip(scores, together, strict=True):
+        least = row[torch.isfinite(kept)].min()
+        equal = (row == least).nonzero()[:, 0]
+        inside = torch.isfinite(kept)[equal]
+        assert torch.equal(inside, inside.sort(descending=True).values)
 
 
 def test_top_p_looks_further_only_where_it_must(monkeypatch: pytest.MonkeyPatch) -> None:
