@@ -11,6 +11,7 @@ import datetime
 import itertools
 import os
 import random
+import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -44,7 +45,7 @@ from specgen.results import (
     Steps,
 )
 from specgen.rounds import Mode, Round, UsageError
-from specgen.theory import expected_rounds, pooled, predicted_speedup
+from specgen.theory import expected_rounds, predicted_speedup
 
 CANDIDATES = range(1, 9)  # of --k auto
 UNPREDICTED = (2, 4, 8)  # what auto times where nothing predicts
@@ -153,11 +154,12 @@ class _Runner:
     began: float = 0.0
     ways: dict[str, tuple[Arm, Session]] = field(default_factory=dict)
     measurements: list[Measurement] = field(default_factory=list)
-    texts: dict[int, list[int]] = field(default_factory=dict)  # the plain text of a prompt's first timed run
+    texts: dict[tuple[int, int], list[int]] = field(default_factory=dict)  # plain ones, by prompt and run
     costs: list[Costs] = field(default_factory=list)
     scores: list[Score] = field(default_factory=list)
     divergences: list[Divergence] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    candidates: list[int] = field(default_factory=list)
 
     @property
     def first(self) -> Session:
@@ -171,7 +173,17 @@ class _Runner:
         clock, before = self.first.pair.clock, describe()
         self.began = clock()
         self.notes = list(dict.fromkeys(note for session in self.sessions for note in session.notes))
-        most = max(CANDIDATES if ks is None else ks)
+        self._merge_equals()
+        room = self.max_new_tokens - 1  # a round commits one token more than it drafts
+        if ks is not None and max(ks) > room:
+            raise UsageError(
+                f"--k {max(ks)} with --max-new-tokens {self.max_new_tokens}: no round could draft so many; "
+                + (f"use k up to {room}, or more tokens" if room else "use more tokens")
+            )
+        self.candidates = [k for k in CANDIDATES if k <= room]
+        if not self.candidates:
+            raise UsageError(f"--max-new-tokens {self.max_new_tokens} leaves no room to draft: use 2 or more")
+        most = max(self.candidates if ks is None else ks)
         self._write_texts(all_of_them=ks is None)
         self._probe(most)
         chosen = self._chosen() if ks is None else [sorted(set(ks))] * len(self.sessions)
@@ -210,6 +222,21 @@ class _Runner:
 
     # ---------------------------------------------------------------------------------------------- which arms
 
+    def _merge_equals(self) -> None:
+        """A prompt that is there twice would be one text timed twice, and no second witness."""
+        first: dict[tuple[int, ...], Prompt] = {}
+        for prompt in self.prompts:
+            kept = first.setdefault(tuple(prompt.tokens), prompt)
+            if kept is not prompt:
+                self.notes.append(f"{prompt.name} is the same prompt as {kept.name}: measured once")
+        self.prompts = list(first.values())
+        for batch in self.batch_sizes:
+            if missing := -len(self.prompts) % batch:
+                self.notes.append(
+                    f"B = {batch}: the last group is filled with {missing} prompt{'s' * (missing != 1)} from the "
+                    "beginning, under other seeds: groups are not wholly independent"
+                )
+
     def _write_texts(self, *, all_of_them: bool) -> None:
         """Untimed, the plain texts of the first run to predict from and to probe in; else one for the probe.
 
@@ -225,7 +252,7 @@ class _Runner:
                 return
             self.tell(f"writing the baseline's texts, {n + 1} of {len(wanted)}", None, None)
             generation = Generation(pair, self.prompts[at].tokens, plain=True, ignore_ends=True)
-            self.texts[at] = list(generation.run().tokens)
+            self.texts[at, 0] = list(generation.run().tokens)
 
     def _chosen(self) -> list[list[int]]:
         """The k to time of each session, by the prediction from the baseline's own texts and the probed costs."""
@@ -237,16 +264,16 @@ class _Runner:
                 f"mode {self.first.sampling.mode.value} has no prediction: k {', '.join(map(str, UNPREDICTED))} were "
                 "timed"
             )
-            return [list(UNPREDICTED)] * len(self.sessions)
+            return [[k for k in UNPREDICTED if k in self.candidates] or [1]] * len(self.sessions)
         return [promising(self._predicted(session)) for session in self.sessions]
 
     def _predicted(self, session: Session) -> dict[int, float]:
-        """Predicted speedup by k, from the probed costs alone."""
+        """Predicted speedup by k, from the probed costs alone: the median over the texts, as what is measured."""
         costs = next(c for c in self.costs if (c.profile, c.engine) == (session.profile.name, engine_of(session)))
         texts = [s.ratios for s in self.scores if s.profile == session.profile.name]
         unit, found = costs.target_s[1], {}
-        verify = [costs.target_s[w] / unit if unit else 1.0 for w in range(1, max(CANDIDATES) + 2)]
-        for k in CANDIDATES:
+        verify = [costs.target_s[w] / unit if unit else 1.0 for w in range(1, max(self.candidates) + 2)]
+        for k in self.candidates:
             rounds = [
                 expected_rounds(
                     [0.0 if r is None else r for r in ratios], k, limit=self.max_new_tokens,
@@ -255,7 +282,9 @@ class _Runner:
                 for ratios in texts
             ]  # fmt: skip
             draft = (costs.draft_s or 0.0) / unit if unit else 0.0
-            found[k] = predicted_speedup(pooled(rounds), draft_cost=draft, verify_cost=verify)
+            found[k] = statistics.median(
+                predicted_speedup(text, draft_cost=draft, verify_cost=verify) for text in rounds
+            )
         return found
 
     def _name_arms(self, chosen: Sequence[Sequence[int]]) -> None:
@@ -323,19 +352,20 @@ class _Runner:
                 kept.append(m)
         self.measurements = kept
         self.scores = [s.model_copy(update={"prompt": place[s.prompt]}) for s in self.scores if s.prompt in place]
-        self.texts = {place[p]: text for p, text in self.texts.items() if p in place}
+        self.texts = {(place[p], run): text for (p, run), text in self.texts.items() if p in place}
         self.prompts = [self.prompts[p] for p in prompts]
 
     # ---------------------------------------------------------------------------------- outside the schedule
 
     def _take_texts(self) -> None:
-        """The plain texts of the first run, of the smallest batch: all engines' and batches' are of one law."""
-        seed = self.first.sampling.seed
+        """The plain texts of all runs, of the smallest batch: all engines' and batches' are of one law. Greedy, every
+        run writes the same."""
+        seed, greedy = self.first.sampling.seed, self.first.sampling.mode is Mode.GREEDY
         plain = {name: arm.batch for name, (arm, _) in self.ways.items() if arm.kind == "plain"}
         for m in sorted((m for m in self.measurements if m.arm in plain), key=lambda m: plain[m.arm]):
             for row in m.rows:
-                if m.run == 0 and row.seed == seed:
-                    self.texts.setdefault(row.prompt, row.tokens)
+                if m.run >= 0 and row.seed == seed + m.run and not (greedy and m.run):
+                    self.texts.setdefault((row.prompt, m.run), row.tokens)
 
     def _probe(self, most: int) -> None:
         """Costs of each session's calls on 1 … most + 1 tokens, in the middle of a text of usual length."""
@@ -366,8 +396,9 @@ class _Runner:
 
     def _probe_text(self) -> list[int]:
         """The prompt of median length with the first half of its text."""
-        middle = sorted(self.texts, key=lambda p: (len(self.prompts[p].tokens), p))[len(self.texts) // 2]
-        half = self.texts[middle][: max(1, len(self.texts[middle]) // 2)]
+        prompts = sorted({p for p, _ in self.texts}, key=lambda p: (len(self.prompts[p].tokens), p))
+        middle = prompts[len(prompts) // 2]
+        half = self.texts[middle, 0][: max(1, len(self.texts[middle, 0]) // 2)]
         return [*self.prompts[middle].tokens, *half][-PROBE_PREFIX:]
 
     def _score(self) -> None:
@@ -378,17 +409,18 @@ class _Runner:
         for name, session in by_profile.items():
             pair = session.pair
             assert pair.drafter is not None
-            done = {s.prompt for s in self.scores if s.profile == name}
-            for at in sorted(self.texts.keys() - done):
-                self.tell(f"scoring the baseline's texts, {name}, {at + 1} of {len(self.prompts)}", None, None)
+            done = {(s.prompt, s.run) for s in self.scores if s.profile == name}
+            missing = sorted(self.texts.keys() - done)
+            for number, (at, run) in enumerate(missing, 1):
+                self.tell(f"scoring the baseline's texts, {name}, {number} of {len(missing)}", None, None)
                 prompt = self.prompts[at].tokens
                 found = score_text(
-                    pair.target, pair.drafter, pair.processors, pair.sampling, [*prompt, *self.texts[at]],
+                    pair.target, pair.drafter, pair.processors, pair.sampling, [*prompt, *self.texts[at, run]],
                     len(prompt), temperatures=(), context=session.context,
                     coupled=pair.sampling.mode is Mode.COUPLED,
                 )  # fmt: skip
                 ratios = found.positions()["ratio"]
-                self.scores.append(Score(profile=name, prompt=at, run=0, ratios=ratios))
+                self.scores.append(Score(profile=name, prompt=at, run=run, ratios=ratios))
 
     def _compare(self) -> None:
         """Greedy only: every speculative text against the baseline's of the same prompt, run and seed."""

@@ -34,8 +34,8 @@ def register(app: typer.Typer) -> None:
         "simulate",
         epilog="Costs are in units of a single-token target call. Without --c they are the file's own, where it has "
         "them; a bench without given costs predicts as it did itself. --other is charged to a plain "
-        "step too.\n\nExamples:\n\n specgen simulate bench.json --c 0.05 --verify-cost 1,1.05,1.1,1.15,1.2 --max-k 4\n\n "
-        "specgen overlap notes.txt --json | specgen simulate - --c 0.1",
+        "step too.\n\nExamples:\n\n specgen simulate bench.json --c 0.05 --verify-cost 1,1.05,1.1,1.15,1.2 "
+        "--max-k 4\n\n specgen overlap notes.txt --json | specgen simulate - --c 0.1",
     )(simulate)
 
 

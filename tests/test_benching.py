@@ -248,10 +248,35 @@ def test_auto_writes_only_as_many_texts_as_the_budget_holds() -> None:
 
 
 def test_auto_in_a_mode_without_prediction_says_so() -> None:
-    bench = run_bench([scripted(mode=Mode.LENIENT, temperature=1.0)], TWO, ks=None, runs=1)
+    bench = run_bench([scripted(mode=Mode.LENIENT, temperature=1.0, max_new_tokens=10)], TWO, ks=None, runs=1)
     assert bench.design.k == [2, 4, 8]
     assert bench.scores == []
     assert any("no prediction" in note for note in bench.notes)
+
+
+def test_k_that_no_round_could_draft_is_refused() -> None:
+    with pytest.raises(UsageError, match="no round could draft so many; use k up to 7"):
+        run_bench([scripted()], TWO, ks=[2, 8], runs=1)
+    with pytest.raises(UsageError, match="leaves no room to draft"):
+        run_bench([scripted(max_new_tokens=1)], TWO, ks=None, runs=1)
+    assert max(run_bench([scripted(max_new_tokens=4)], TWO, ks=None, runs=1).design.candidates) == 3
+
+
+def test_a_prompt_that_is_there_twice_is_one_witness() -> None:
+    bench = run_bench([scripted()], [*TWO, *prompts([2, 3])], ks=[2], runs=1)
+    assert [p.tokens for p in bench.prompts] == [[4, 0], [2, 3]]
+    assert "p0 is the same prompt as p1: measured once" in bench.notes
+    speedup = next(a for a in analyse(bench).arms if a.kind == "speculative").speedup
+    assert speedup.n == 2
+
+
+def test_a_group_that_is_filled_up_says_so() -> None:
+    note = "B = 2: the last group is filled with 1 prompt from the beginning"
+    for number, filled in ((3, True), (2, False)):
+        model = tiny_llama(seed=5, dtype=torch.float64)
+        own = session(CausalLM(model, "target"), CausalLM(model, "draft"), time.perf_counter)
+        bench = run_bench([own], prompts([1, 2], [7], [4, 4])[:number], ks=[2], runs=1, batch_sizes=[2])
+        assert any(n.startswith(note) for n in bench.notes) is filled
 
 
 @pytest.mark.parametrize("probs", [([0.7, 0.3, 0.0], [0.1, 0.2, 0.7]), ([0.4, 0.3, 0.2, 0.1], [0.1, 0.2, 0.3, 0.4])])
@@ -515,7 +540,7 @@ def test_rows_of_a_batch_are_their_single_runs(mode: Mode) -> None:
                     assert row.model_copy(update={"overlaps": []}) == single.model_copy(update={"overlaps": []})
                     assert row.overlaps == pytest.approx(single.overlaps)
     assert bench.divergences == []
-    assert len(bench.scores) == 3
+    assert len(bench.scores) == (3 if mode is Mode.GREEDY else 6)  # greedy, every run writes the same
     assert analyse(bench).arms[3].predicted is not None
 
 

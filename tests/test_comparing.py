@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 
 from specgen import cli, comparing
 from specgen.analysis import analyse
-from specgen.results import Bench, parse_bench
+from specgen.results import Bench
 from specgen.rounds import UsageError
 
 SIX = [(i, i + 1) for i in range(0, 12, 2)]  # prompts, as token ids
@@ -29,7 +29,7 @@ PLAIN: Times = {(p,): [4.0, 4.0, 4.0] for p in range(3)}
 
 
 def parsed(document: dict[str, Any]) -> Bench:
-    return parse_bench(document, "a")
+    return Bench.model_validate(document)  # its parts whole; several tests leave out arms that a whole file has
 
 
 def a_bench(k4: Times, plain: Times = PLAIN, **changes: Any) -> dict[str, Any]:
@@ -370,6 +370,39 @@ def test_fail_below(tmp_path: Path, values: Any, bound: float, failing: list[str
         assert result.stderr.startswith(f"specgen: {b} is slower than {bound:g} of {a}'s speed: {failing[0]}: 0.")
     document = json.loads(invoked(a, b, "--fail-below", str(bound), "--json").stdout)
     assert (document["fail_below"], document["failing"]) == (bound, failing)
+
+
+def lacking() -> tuple[dict[str, Any], dict[str, Any]]:
+    """a: plain, k = 4 and k = 8; b: plain alone, as fast."""
+    times = {(p,): [1.0] for p in range(6)}
+    a = stored.bench([(arm("plain", 0), times), (arm("k=4", 4), times), (arm("k=8", 8), times)], prompts=SIX)
+    return a, stored.bench([(arm("plain", 0), times)], prompts=SIX)
+
+
+def test_an_arm_that_b_lacks_fails_the_gate_and_is_noted_without_one(tmp_path: Path) -> None:
+    a, b = files(tmp_path, *lacking())
+    said = f"arms of {a} that {b} lacks, and that were not compared: k=4, k=8"
+    gated = invoked(a, b, "--fail-below", "0.95")
+    assert (gated.exit_code, gated.stderr) == (1, f"specgen: {said}\n")
+    assert "Seconds a token" in gated.stdout
+    plain = invoked(a, b)
+    assert (plain.exit_code, plain.stderr) == (0, f"specgen: note: {said}\n")
+    assert f"arms in {a} alone: k=4, k=8" in plain.stdout
+    document = json.loads(invoked(a, b, "--fail-below", "0.95", "--json").stdout)
+    assert (document["failing"], document["missing"]) == ([], ["k=4", "k=8"])
+    other_way = invoked(b, a, "--fail-below", "0.95")  # what b has besides is no failure
+    assert (other_way.exit_code, other_way.stderr) == (0, "")
+
+
+def test_an_arm_without_a_prompt_in_common_and_a_slow_one_both_fail_the_gate(tmp_path: Path) -> None:
+    times = {(p,): [1.0] for p in range(6)}
+    slow = {(p,): [2.0] for p in range(6)}
+    a = stored.bench([(arm("plain", 0), times), (arm("k=4", 4), times), (arm("k=2", 2), {(0,): [1.0]})], prompts=SIX)
+    b = stored.bench([(arm("plain", 0), times), (arm("k=4", 4), slow), (arm("k=2", 2), {(1,): [1.0]})], prompts=SIX)
+    result = invoked(*files(tmp_path, a, b), "--fail-below", "0.95")
+    assert result.exit_code == 1
+    assert "speed: k=4: 0.500" in result.stderr
+    assert result.stderr.endswith("not compared: k=2\n")
 
 
 def test_fail_below_needs_a_sensible_number(tmp_path: Path) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+import statistics
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import bench_documents
 import pytest
 import stored_results as stored
 import torch
@@ -18,6 +20,7 @@ from tiny import tiny_pair
 from typer.testing import CliRunner
 
 from specgen import cli, overlap, simulating
+from specgen.analysis import predict
 from specgen.audit import SelfCheck, kept_ratio
 from specgen.decoding import speculative, start
 from specgen.drafting import ModelDrafter
@@ -76,8 +79,8 @@ def test_two_tokens_by_hand(tmp_path: Path) -> None:
     assert not found.pays
     assert "not even a free draft" in found.verdict
     (cheap,) = simulated(path, c=0.25, verify=[1, 1.2], max_k=1, other=0.01)
-    assert cheap.best.predicted_speedup == pytest.approx(2 / (1.2 + 0.5 + 0.25 + 1.5 * 0.01), rel=1e-14)
-    assert cheap.best.break_even_c == pytest.approx(2 - 1.2 - 0.5 - 1.5 * 0.01)
+    assert cheap.best.predicted_speedup == pytest.approx(2 * 1.01 / (1.2 + 0.5 + 0.25 + 1.5 * 0.01), rel=1e-14)
+    assert cheap.best.break_even_c == pytest.approx(2 * 1.01 - 1.2 - 0.5 - 1.5 * 0.01)
     assert cheap.verdict == f"pays: the best k is 1, predicted speedup {cheap.best.predicted_speedup:.3f}"
     (dear,) = simulated(path, c=0.5, verify=[1, 1.2], max_k=1)
     assert dear.verdict.endswith("it would with c below 0.3000 (at k = 1)")
@@ -120,10 +123,10 @@ def test_every_number_is_that_of_an_enumeration_of_all_rounds(
         if None in ratios:
             continue  # what is drafted behind a rejected token is then an upper bound
         seconds = mean(lambda d, tested, accepted: sum(verify[m] + 0.1 * m + 0.05 for m in d))
-        assert p.predicted_speedup == pytest.approx(len(ratios) / seconds)
+        assert p.predicted_speedup == pytest.approx(1.05 * len(ratios) / seconds)
         assert p.break_even_c is not None
         at_break_even = mean(lambda d, t, a, c=p.break_even_c: sum(verify[m] + c * m + 0.05 for m in d))
-        assert at_break_even == pytest.approx(len(ratios))
+        assert at_break_even == pytest.approx(1.05 * len(ratios))
 
 
 def test_texts_are_pooled_by_their_counts(tmp_path: Path) -> None:
@@ -156,27 +159,106 @@ def test_a_bench_gives_its_own_costs_and_texts_by_profile(tmp_path: Path) -> Non
     )
     path = stored.write(tmp_path, document)
     one, two = simulated(path, max_k=1)
-    assert (one.profile, one.costs.c, one.costs.verify) == ("one", 0.25, (1.0, 1.5, 1.75, 2.0))  # 3 tokens: between
+    assert (one.profile, one.costs.origin, one.costs.engine) == ("one", "the bench's own times", "eager")
+    # one: 1.5 and 1 rounds for 2 tokens each, a drafted token each, calls 1.5 + 0.5 and 1.5; the median of the two
+    assert one.best.predicted_speedup == pytest.approx((2 / 2.25 + 2 / 1.75) / 2)
+    one, two = simulated(path, max_k=1, other=0.0)  # given a cost: the probe's, and still the median
+    assert (one.costs.c, one.costs.verify) == (0.25, (1.0, 1.5, 1.75, 2.0))  # 3 tokens: between
     assert (two.costs.c, two.costs.verify) == (0.05, (1.0, 1.0))
-    # one: 1.5 + 1 rounds for 4 tokens; 2 drafted tokens, calls 1.5 + 1.5 + 0.5 · 1
-    assert one.best.predicted_speedup == pytest.approx(4 / (3.5 + 2 * 0.25))
+    assert one.best.predicted_speedup == pytest.approx((2 / 2.25 + 2 / 1.75) / 2)
     assert [s.profile for s in simulated(path, max_k=1, profile="two")] == ["two"]
     with pytest.raises(UsageError, match=r"--profile three: not in .*result.json, which holds one, two"):
         simulated(path, profile="three")
-    both, notes = simulating.run(simulating.load(path))
+    both, notes = simulating.run(simulating.load(path), other=0.0)
     assert {len(s.predictions) for s in both} == {1}  # as far as both curves go
     assert "k up to 1: the costs go no further (--verify-cost)" in notes
     with pytest.raises(UsageError, match=r"calls on 1 to 2 tokens only: --max-k 1, or give --verify-cost"):
-        simulated(path, max_k=2)
-    assert len(simulated(path, max_k=3, profile="one")[0].predictions) == 3
+        simulated(path, max_k=2, other=0.0)
+    assert len(simulated(path, max_k=3, profile="one", other=0.0)[0].predictions) == 3
+    with pytest.raises(UsageError, match=r"predicts k up to 3: --max-k 3, or give --c and --verify-cost"):
+        simulated(path, max_k=4)
+
+
+def test_without_given_costs_a_bench_has_its_own_predictions_to_the_digit(tmp_path: Path) -> None:
+    ratios = {"small": [0.5, 1.0, None, 0.25, 0.9, 1.0, 0.3, 0.8, 1.0, 1.0, 0.1, 0.7]}
+    bench = bench_documents.document(runs=2, ratios=ratios, candidates=range(1, 5), mode="exact")
+    for at, score in enumerate(bench.scores):  # texts of several kinds: their median is not their pool
+        score.ratios = score.ratios[at % 5 :] + [0.9] * (at % 5)
+    wanted = predict(bench, "small", "eager", 1)
+    path = stored.write(tmp_path, bench.model_dump_json())
+    found, notes = simulating.run(simulating.load(path))
+    assert [(p.k, p.tau, p.alpha, p.speedup) for p in wanted] == [
+        (p.k, p.tau, p.alpha, p.predicted_speedup) for p in found[0].predictions
+    ]
+    assert [p.k for p in wanted] == [1, 2, 3, 4]
+    assert simulating.OWN in notes
+    shown = invoked(str(path))
+    assert "the bench's own times, engine eager" in shown.stdout
+    assert f"{wanted[1].speedup:.3f}" in shown.stdout
+    given, notes = simulating.run(simulating.load(path), c=0.1)
+    assert simulating.OWN not in notes
+    assert any("not the bench's own predictions" in n and "median over 7 prompts" in n for n in notes)
+    assert given[0].costs.c == 0.1
+
+
+@pytest.mark.parametrize("texts", [3, 4])
+def test_given_costs_on_a_bench_take_the_median_over_its_prompts(tmp_path: Path, texts: int) -> None:
+    ratios = [[0.1] * 6, [1.0] * 6, [0.6, 0.9] * 3, [0.3] * 6][:texts]
+    path = stored.write(tmp_path, stored.scored_bench({"one": ratios}, limit=6))
+    (found,) = simulated(path, c=0.3, other=0.1, max_k=3)
+    alone = [
+        simulated(stored.write(tmp_path, stored.run(r, limit=6), "r.json"), c=0.3, other=0.1, max_k=3)[0]
+        for r in ratios
+    ]
+    for at, p in enumerate(found.predictions):
+        assert p.predicted_speedup == pytest.approx(
+            statistics.median(a.predictions[at].predicted_speedup for a in alone)
+        )
+        assert p.break_even_c is not None
+        (there,) = simulated(path, c=max(0.0, p.break_even_c), other=0.1, max_k=3)
+        if p.break_even_c > 0:
+            assert there.predictions[at].predicted_speedup == pytest.approx(1)
+
+
+def test_a_call_that_costs_less_than_a_single_token_one_is_noted(tmp_path: Path) -> None:
+    path = stored.write(tmp_path, stored.run([0.5, 1.0], limit=2))
+    said = "a call on 2 tokens costs 0.900 of one on a single token: noise, or a real effect of that machine"
+    assert said in simulating.run(simulating.load(path), c=0.1, verify=[1, 0.9, 0.95], max_k=2)[1]
+    assert said not in simulating.run(simulating.load(path), c=0.1, verify=[1, 1.0, 0.9], max_k=1)[1]
+    costs = [stored.probe("one", {1: 2.0, 2: 1.8, 3: 2.0}, 0.5)]
+    path = stored.write(tmp_path, stored.scored_bench({"one": [[0.5, 1.0]]}, costs=costs))
+    for options in ({}, {"other": 0.0}):  # its own prediction; its probe
+        assert said in simulating.run(simulating.load(path), **options)[1]
+
+
+def test_the_rest_of_a_round_is_charged_to_plain_decoding_too(tmp_path: Path) -> None:
+    # Nothing accepted, nothing drafted beyond what is free: a round is a plain step, whatever the rest costs.
+    path = stored.write(tmp_path, stored.run([0.0] * 4))
+    for other in (0.0, 0.5, 10.0):
+        (found,) = simulated(path, c=0.0, other=other, max_k=2)
+        assert [p.predicted_speedup for p in found.predictions] == pytest.approx([1.0, 1.0])
+    # Half a step of overhead each: fewer rounds save overhead as well, so that the draft may cost more.
+    path = stored.write(tmp_path, stored.run([1.0] * 4, limit=4))
+    bare, with_rest = (simulated(path, c=2.5, other=o, max_k=3)[0] for o in (0.0, 0.5))
+    assert (bare.predictions[2].break_even_c, with_rest.predictions[2].break_even_c) == (1.0, 1.5)
+    assert "not even a free draft" not in with_rest.verdict
+    assert "rest of a round, speculative or plain" in " ".join(invoked("--help").stdout.replace("│", " ").split())
 
 
 def test_a_bench_of_several_engines_is_shown_under_each(tmp_path: Path) -> None:
     costs = [stored.probe("one", {1: 2.0, 9: 2.0}, 0.5), stored.probe("one", {1: 1.0, 9: 9.0}, 0.5, "packed")]
     path = stored.write(tmp_path, stored.scored_bench({"one": [[0.5, 1.0]]}, costs=costs))
-    found = simulated(path)
+    found = simulated(path, other=0.0)
     assert [(s.costs.engine, s.costs.c) for s in found] == [("eager", 0.25), ("packed", 0.5)]
     assert len(simulated(path, c=0.1)) == 1
+    own = simulated(path)
+    assert [s.costs.engine for s in own] == ["eager", "packed"]
+    for options in ({}, {"other": 0.0}):
+        (packed,) = simulated(path, engine="packed", **options)
+        assert packed.costs.engine == "packed"
+    assert own[0].predictions != own[1].predictions
+    with pytest.raises(UsageError, match=r"--engine graph: not in .*, which holds eager, packed"):
+        simulated(path, engine="graph")
 
 
 def test_the_limit_of_a_bench_is_its_max_new_tokens(tmp_path: Path) -> None:
@@ -262,7 +344,7 @@ def with_ratio(value: float) -> dict[str, Any]:
         (stored.scored_bench({}), r"holds no scored text: "),
         (stored.scored_bench({}, mode="typical"), r"no scored text \(mode typical: the text is not the target's\)"),
         (stored.scored_bench({"one": [[]]}), r"holds no scored token of profile one"),
-        (stored.scored_bench({"one": [[1.5]]}), r"a ratio of prompt 0 is not in 0 … 1"),
+        (stored.scored_bench({"one": [[1.5]]}), r"not a whole bench result: scores.0.ratios.0: "),
         (stored.scored_bench({"one": [[0.5]]}, costs=[stored.probe("one", {1: 1.0}, None)]),
          r"holds no cost of a draft step of one: give --c"),
         (stored.scored_bench({"one": [[0.5]]}, costs=[stored.probe("one", {1: 1.0}, 0.1)]),
@@ -302,14 +384,14 @@ def test_the_table_and_the_json_say_the_same(tmp_path: Path) -> None:
     shown = invoked(path, *flags)
     assert (shown.exit_code, shown.stderr) == (0, "")
     rows = [line.split() for line in shown.stdout.splitlines()]
-    assert ["1", "*", "1.333", "0.500", "1.200", "1.053"] in rows
-    assert "pays: the best k is 1, predicted speedup 1.053" in shown.stdout
+    assert ["1", "*", "1.333", "0.500", "1.200", "1.158"] in rows
+    assert "pays: the best k is 1, predicted speedup 1.158" in shown.stdout
     assert "c = 0.0500, other = 0.1000 (given)" in shown.stdout
     document = json.loads(invoked(path, *flags, "--json").stdout)
     assert (document["schema_version"], document["kind"], document["source"]["kind"]) == (2, "simulate", "run")
     (found,) = document["simulations"]
     assert (found["best_k"], found["pays"], found["profile"]) == (1, True, "pair")
-    assert found["predictions"][0]["predicted_speedup"] == pytest.approx(2 / (1.2 + 0.5 + 0.05 + 0.15))
+    assert found["predictions"][0]["predicted_speedup"] == pytest.approx(2.2 / (1.2 + 0.5 + 0.05 + 0.15))
     assert found["costs"] == {"c": 0.05, "verify": [1.0, 1.2], "other": 0.1, "origin": "given", "engine": None}
 
 

@@ -91,6 +91,12 @@ def test_predicted_speedup_is_the_textbook_form_for_constant_costs() -> None:
     expected = expected_rounds([alpha] * 50_000, k, limit=10**9)
     textbook = (1 - alpha ** (k + 1)) / ((1 - alpha) * (k * c + 1))
     assert predicted_speedup(expected, draft_cost=c, verify_cost=[1.0] * 4) == pytest.approx(textbook, rel=1e-3)
+    two = predicted_speedup(expected, draft_cost=c, verify_cost=[1.0] * 4, plain_other=1.0)
+    assert two == pytest.approx(2 * textbook, rel=1e-3)
+    # No drafts and no widening: the rest of a round on both sides, and nothing is gained or lost.
+    assert predicted_speedup(
+        expected_rounds([0.0] * 9, 0), draft_cost=c, verify_cost=[1.0], other_cost=0.3, plain_other=0.3
+    ) == pytest.approx(1)
     with pytest.raises(ValueError, match="4 entries"):
         predicted_speedup(expected, draft_cost=c, verify_cost=[1.0] * 3)
     assert best_k({1: 1.1, 2: 1.3, 4: 1.3}) == 2
