@@ -277,7 +277,9 @@ def bench(
         if output is not None and any(n != "-" and Path(n).resolve() == output.resolve() for n in inputs or []):
             raise UsageError(f"-o {output}: is an input; name another file")
         form = chosen_format(output, {"json": as_json, "csv": as_csv, "markdown": as_markdown})
-        engines: list[str | None] = list(dict.fromkeys(e.strip() for e in engine.split(","))) if engine else [None]
+        engines: list[str | None] = (
+            list(dict.fromkeys(e.strip() for e in engine.split(","))) if engine is not None else [None]
+        )
         asked = questions(inputs or [], prompt)
         flags = options.sampling_flags(
             mode=mode, max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p,

@@ -37,7 +37,7 @@ def _finite(value: Any) -> Any:
 
 
 def _settings(value: dict[str, Any]) -> dict[str, Any]:
-    if value.get("mode") not in set(Mode):
+    if value.get("mode") not in list(Mode):
         raise PydanticCustomError("mode", "its mode is none of " + ", ".join(Mode))
     return value
 

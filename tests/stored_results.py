@@ -67,7 +67,8 @@ def bench(
     document = {
         "schema_version": 2, "kind": "bench", "created": "2025-01-01T00:00:00+00:00", "sampling": SAMPLING,
         "profiles": {settings["profile"]: {"draft": {"kind": "checkpoint"}} for settings, _ in arms},
-        "checkpoints": CHECKPOINTS, "dtype": "float32", "device": "cpu", "environment": ENVIRONMENT, "environment_after": ENVIRONMENT,
+        "checkpoints": CHECKPOINTS, "dtype": "float32", "device": "cpu",
+        "environment": ENVIRONMENT, "environment_after": ENVIRONMENT,
         "design": {
             "k": [4], "auto": False, "candidates": [4], "runs": 3, "runs_done": 3, "warmup": 1, "max_new_tokens": 10,
             "budget_s": None, "order_seed": 0,
@@ -88,11 +89,13 @@ def scored_bench(scores: Mapping[str, Sequence[Sequence[float | None]]], *, cost
     price a call and with nothing beside its calls. candidates: every k of the probes."""
     engines = list(dict.fromkeys(c["engine"] for c in costs)) or ["eager"]
     plain = [arm("plain" if e == engines[0] else f"plain {e}", 0, profile="one", engine=e) for e in engines]
-    document = bench([(x, {(0,): [1.0]}) for x in plain], sampling={**SAMPLING, "mode": mode})
+    prompts = [(i, i + 1) for i in range(max(map(len, scores.values()), default=1))]
+    times: Times = {(p,): [1.0] for p in range(len(prompts))}
+    document = bench([(x, times) for x in plain], prompts=prompts, sampling={**SAMPLING, "mode": mode})
     for m in document["measurements"]:
         m["steps"]["total_s"] = m["steps"]["verify_s"]
     most = max((int(w) for c in costs for w in c["target_s"]), default=5)
-    document["design"] |= {"max_new_tokens": limit, "candidates": list(range(1, most))}
+    document["design"] |= {"max_new_tokens": limit, "candidates": list(range(1, max(2, most)))}
     document["profiles"] |= {profile: {} for profile in scores}
     document["costs"] = list(costs)
     document["scores"] = [

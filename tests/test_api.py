@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -170,3 +171,39 @@ def test_example_of_the_package_runs(profile: str) -> None:
     text, _, verdict = result.stdout.rpartition("verdict: ")
     assert len(text) > N
     assert verdict.startswith("no fault seen in 128 positions")
+
+
+@pytest.mark.parametrize("prompt", [[True], [1.5], ["a"], [-1], [10**9], []])
+def test_what_is_no_prompt_of_token_ids(session: specgen.Session, prompt: list) -> None:
+    with pytest.raises(specgen.UsageError, match="a prompt needs token ids from 0 to"):
+        session.generate(prompt)
+
+
+def test_token_ids_have_to_fit_the_context_as_texts_do(session: specgen.Session) -> None:
+    assert session.context is not None
+    with pytest.raises(specgen.UsageError, match="more than the context of"):
+        session.generate([1] * (session.context - N + 1))
+    session.generate([1] * (session.context - N))
+
+
+def test_an_untimed_generation_reads_no_clock(session: specgen.Session) -> None:
+    def clock() -> float:
+        raise AssertionError("the clock was read")
+
+    session = replace(session, pair=replace(session.pair, clock=clock))
+    generation = session.generate(PROMPT, timed=False).run()
+    assert generation.tokens
+    assert {r.total_s for r in generation.rounds} == {0.0}
+    with pytest.raises(AssertionError, match="the clock was read"):
+        session.generate(PROMPT).run()
+
+
+def test_two_threads_cannot_generate_at_once(session: specgen.Session) -> None:
+    first = session.generate(PROMPT)
+    rounds = iter(first)
+    next(rounds)
+    with first._alone():  # as another thread is while its models work
+        for other in (session.generate(PROMPT), first):
+            with pytest.raises(RuntimeError, match="generates in another thread"):
+                next(iter(other) if other is not first else rounds)
+    assert session.generate(PROMPT).run().tokens  # the session is as good as before

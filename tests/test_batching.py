@@ -661,3 +661,12 @@ def test_a_llama_of_another_dtype_masks_in_its_own() -> None:
     model = RaggedLM(CausalLM(tiny_llama(dtype=torch.bfloat16), "target"))
     model.start(PROMPTS[:2])
     assert model.forward(*padded([[1, 2], [3]])).isfinite().all()
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "longrope"])
+def test_a_rotary_embedding_that_depends_on_the_longest_row_is_refused(kind: str) -> None:
+    model = tiny_llama()
+    more = {"short_factor": [1.0] * 4, "long_factor": [2.0] * 4} if kind == "longrope" else {}
+    model.config.rope_parameters = {"rope_type": kind, "rope_theta": 10000.0, "factor": 2.0, **more}
+    with pytest.raises(UsageError, match="changes its rotary embedding with the longest row"):
+        RaggedLM(CausalLM(model, "target"))

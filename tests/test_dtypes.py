@@ -106,8 +106,18 @@ def test_other_weights_in_the_same_folder_are_measured_anew(folder: Path) -> Non
 
 @pytest.mark.parametrize(
     "damage",
-    ["", "{", "[]", '{"measured": 3}', '{"measured": [7, {"checkpoint": 1}]}', b"\xff\xfe", "no-seconds", "negative"],
-    ids=str,
+    [
+        "",
+        "{",
+        "[" * 100000,
+        "[]",
+        '{"measured": 3}',
+        '{"measured": [7, {"checkpoint": 1}]}',
+        b"\xff\xfe",
+        "no-seconds",
+        "negative",
+    ],
+    ids=lambda damage: str(damage)[:20],
 )
 def test_damaged_store_is_ignored_and_rewritten(folder: Path, damage: str | bytes) -> None:
     settled(folder, Measure(FASTER))

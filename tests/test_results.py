@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 from collections.abc import Callable
@@ -115,7 +116,7 @@ BENCHES: list[tuple[Edit, str]] = [
 
 @pytest.mark.parametrize(("edit", "says"), BENCHES, ids=[f"{i} {says[:50]}" for i, (_, says) in enumerate(BENCHES)])
 def test_an_edited_bench_is_refused_in_one_sentence(tmp_path: Path, edit: Edit, says: str) -> None:
-    document = bench_document()
+    document = copy.deepcopy(bench_document())
     edit(document)
     path = stored.write(tmp_path, document)
     assert refused(CliRunner().invoke(cli.app, ["report", str(path), "-o", "-"]), path, "bench").startswith(says)
@@ -174,7 +175,7 @@ RUNS: list[tuple[Edit, str]] = [
 
 @pytest.mark.parametrize(("edit", "says"), RUNS, ids=[f"{i} {says[:50]}" for i, (_, says) in enumerate(RUNS)])
 def test_an_edited_run_is_refused_in_one_sentence(tmp_path: Path, edit: Edit, says: str) -> None:
-    document = run_document()
+    document = copy.deepcopy(run_document())
     check_run(document, "x")
     edit(document)
     path = stored.write(tmp_path, document)

@@ -347,8 +347,6 @@ def with_ratio(value: float) -> dict[str, Any]:
         (stored.scored_bench({"one": [[1.5]]}), r"not a whole bench result: scores.0.ratios.0: "),
         (stored.scored_bench({"one": [[0.5]]}, costs=[stored.probe("one", {1: 1.0}, None)]),
          r"holds no cost of a draft step of one: give --c"),
-        (stored.scored_bench({"one": [[0.5]]}, costs=[stored.probe("one", {1: 1.0}, 0.1)]),
-         r"costs of single-token calls only: give --verify-cost"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_simulated_is_refused_in_one_line(tmp_path: Path, document: Any, says: str) -> None:
@@ -359,6 +357,13 @@ def test_what_cannot_be_simulated_is_refused_in_one_line(tmp_path: Path, documen
     result = invoked(str(path))
     assert (result.exit_code, result.stdout) == (2, "")
     assert result.stderr == f"specgen: {raised.value}\n"
+
+
+def test_a_probe_of_single_token_calls_alone_prices_no_round(tmp_path: Path) -> None:
+    costs = [stored.probe("one", {1: 1.0}, 0.1)]
+    path = stored.write(tmp_path, stored.scored_bench({"one": [[0.5]]}, costs=costs))
+    with pytest.raises(UsageError, match=r"costs of single-token calls only: give --verify-cost"):
+        simulated(path, other=0.0)
 
 
 def test_flags_that_mean_nothing_are_refused(tmp_path: Path) -> None:
