@@ -48,8 +48,9 @@ def _machine(value: dict[str, Any]) -> dict[str, Any]:
     return value
 
 
-Count = Annotated[int, Field(ge=0)]
-Size = Annotated[int, Field(ge=1)]
+Count = Annotated[int, Field(ge=0, le=2**62)]
+Size = Annotated[int, Field(ge=1, le=2**62)]
+Depth = Annotated[int, Field(ge=0, le=4096)]  # of a round: tables have a row for each position
 Seconds = Annotated[float, Field(ge=0, le=1e9)]
 Share = Annotated[float, Field(ge=0, le=1 + SLACK)]
 Free = Annotated[dict[str, Any], AfterValidator(_finite)]
@@ -92,7 +93,7 @@ class Arm(_Record):
     name: str
     kind: Literal["plain", "speculative"]
     profile: str
-    k: Count
+    k: Depth
     engine: str
     batch: Size
     mode: Annotated[str, Field(pattern="^(" + "|".join(Mode) + ")$")]
@@ -238,7 +239,7 @@ class Design(_Record):
 
     k: list[Size]
     auto: bool
-    candidates: list[Size]
+    candidates: list[Annotated[Depth, Field(ge=1)]]
     runs: Count
     runs_done: Count
     warmup: Count
@@ -362,6 +363,8 @@ def _contradictions(bench: Bench) -> Iterator[tuple[str, str]]:
     for at, m in enumerate(bench.measurements):
         if m.arm not in arms or any(r.prompt >= len(bench.prompts) for r in m.rows):
             yield f"measurements.{at}", "names no known arm and prompt"
+        elif any(drafted > arms[m.arm].k for r in m.rows for drafted in r.drafted):
+            yield f"measurements.{at}", f"a round that drafted more than the {arms[m.arm].k} of its arm"
         yield from ((f"measurements.{at}.{where}", what) for where, what in _unmeasured(m))
     if not any(m.run >= 0 for m in bench.measurements):
         yield "measurements", "no timed measurement"
@@ -401,7 +404,7 @@ class _RunToken(_Part):
 class _RunRound(_Part):
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
     index: Count
-    drafted: Count
+    drafted: Depth
     tested: Count
     accepted: Count
     committed: Annotated[list[_RunToken], Field(min_length=1)]

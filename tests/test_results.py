@@ -96,6 +96,9 @@ BENCHES: list[tuple[Edit, str]] = [
     (setting(f"{ROW}.accepted.0", -1), f"{ROW}.accepted.0: "),
     (setting(f"{ROW}.committed.0", 4), f"{ROW}: round 0: 4 committed of 1 accepted cannot be"),
     (setting(f"{ROW}.overlaps.0", 2.5), f"{ROW}.overlaps.0: "),
+    (setting(f"{ROW}.drafted.0", 2), "measurements.1: a round that drafted more than the 1 of its arm"),
+    (setting("arms.1.k", 10**6), "arms.1.k: "),
+    (setting(f"{STEPS}.width.0", 10**30), f"{STEPS}.width.0: "),
     (setting(f"{ROW}.prompt", 99), "measurements.1: names no known arm and prompt"),
     (setting("measurements.1.arm", "nope"), "measurements.1: names no known arm and prompt"),
     (setting("scores.0.ratios.0", 7), "scores.0.ratios.0: "),
@@ -139,9 +142,11 @@ def test_whole_benches_are_read() -> None:
     document["scores"][0]["ratios"][0] = 1 + 1e-7
     parse_bench(document, "x")
     # Cut by an end behind the first of two accepted: that one committed, what follows it neither tested nor drawn.
-    row.update(tokens=[1], drafted=[4], tested=[1], accepted=[1], committed=[1], overlaps=[0.5], finish="end")
-    steps = document["measurements"][1]["steps"]
-    document["measurements"][1]["steps"] = {name: column[:1] for name, column in steps.items()}
+    cut = document["measurements"][3]  # k = 4
+    cut["rows"][0].update(
+        tokens=[1], drafted=[4], tested=[1], accepted=[1], committed=[1], overlaps=[0.5], finish="end"
+    )
+    cut["steps"] = {name: column[:1] for name, column in cut["steps"].items()}
     parse_bench(document, "x")
 
 
