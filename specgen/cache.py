@@ -15,19 +15,38 @@ FIRST = 256  # tokens there is room for at first; then half as many more as ther
 
 
 class InPlaceLayer(DynamicLayer):
-    """A layer of full attention whose keys and values [B, heads, length, head_dim] are the front of larger buffers.
-
-    `keys` and `values` are views of what is cached: valid until the next `update`.
-    """
+    """A layer of full attention: keys and values [B, heads, length, head_dim] are the front of larger buffers."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
         self._length = 0
         self._buffers: tuple[Tensor, Tensor] | None = None
+        super().__init__(*args, **kwargs)
 
-    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        super().lazy_initialization(key_states, value_states)
-        self._length = 0
+    @property
+    def keys(self) -> Tensor | None:
+        """A view of what is cached: made when asked for, so that forgetting is no more than a number."""
+        return None if self._buffers is None else self._buffers[0][:, :, : self._length]
+
+    @keys.setter
+    def keys(self, value: Tensor | None) -> None:
+        self._replace(0, value)
+
+    @property
+    def values(self) -> Tensor | None:
+        return None if self._buffers is None else self._buffers[1][:, :, : self._length]
+
+    @values.setter
+    def values(self, value: Tensor | None) -> None:
+        self._replace(1, value)
+
+    def _replace(self, index: int, value: Tensor | None) -> None:
+        """What transformers' own methods (selecting or reordering rows) assign; None and empty ones mean nothing."""
+        if value is None or value.numel() == 0:
+            return
+        assert self._buffers is not None
+        other = self._buffers[1 - index]
+        self._buffers = (value, other) if index == 0 else (other, value)
+        self._length = value.shape[-2]
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Appends [B, heads, n, head_dim]; all that is cached, the new ones included."""
@@ -37,8 +56,8 @@ class InPlaceLayer(DynamicLayer):
         keys, values = self._room(end, key_states, value_states)
         keys[:, :, begin:end] = key_states
         values[:, :, begin:end] = value_states
-        self._show(end)
-        return self.keys, self.values
+        self._length = end
+        return keys[:, :, :end], values[:, :, :end]
 
     def _room(self, length: int, key_states: Tensor, value_states: Tensor) -> tuple[Tensor, Tensor]:
         """Buffers that hold `length` tokens, with what is cached in front."""
@@ -51,11 +70,6 @@ class InPlaceLayer(DynamicLayer):
             self._buffers = (new[0], new[1])
         return self._buffers
 
-    def _show(self, length: int) -> None:
-        assert self._buffers is not None
-        self._length = length
-        self.keys, self.values = (buffer[:, :, :length] for buffer in self._buffers)
-
     def get_seq_length(self) -> int:
         return self._length
 
@@ -63,12 +77,10 @@ class InPlaceLayer(DynamicLayer):
         """Forgets the last −tokens_to_remove tokens."""
         if tokens_to_remove > 0:
             raise ValueError(f"crop takes 0 or less, not {tokens_to_remove}")
-        if tokens_to_remove and self._length:
-            self._show(max(0, self._length + tokens_to_remove))
+        self._length = max(0, self._length + tokens_to_remove)
 
     def reset(self) -> None:
-        self._length, self._buffers = 0, None
-        super().reset()
+        self._length, self._buffers, self.is_initialized = 0, None, False
 
 
 def in_place(cache: DynamicCache) -> DynamicCache:
