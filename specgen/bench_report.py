@@ -105,19 +105,19 @@ def _speedup_cells(row: ArmRow) -> tuple[str, ...]:
 
 def _speedup_caption(analysis: Analysis, bench: Bench) -> str:
     design = bench.design
+    size = f"{_some(len(bench.prompts), 'prompt')} × {_some(design.runs_done, 'run')}"
     text = (
-        f"{len(bench.prompts)} prompts × {_runs(design.runs_done)} × {design.max_new_tokens} tokens, {bench.dtype} "
-        f"on {bench.device}. Medians; verify and other per round; first token: the prefill and the first "
-        "round; ratio: speedup / predicted speedup. A speedup is the median of paired ratios: two tokens/s do "
-        "not divide to it."
+        f"{size} × {_some(design.max_new_tokens, 'token')}, {bench.dtype} on {bench.device}. Medians; verify and "
+        "other per round; first token: the prefill and the first round; ratio: speedup / predicted speedup. A "
+        "speedup is the median of paired ratios: two tokens/s do not divide to it."
     )
     found = {row.speedup.n: row.speedup for row in analysis.arms if row.speedup is not None}
     for n, speedup in sorted(found.items()):
-        units = "prompts" if {row.batch for row in analysis.arms if row.speedup == speedup} == {1} else "groups"
+        unit = "prompt" if {row.batch for row in analysis.arms if row.speedup == speedup} == {1} else "group"
         if speedup.coverage is None:
-            text += f" Speedup: median over {n} {units}, too few prompts for an interval."
+            text += f" Speedup: median over {_some(n, unit)}, too few prompts for an interval."
         else:
-            text += f" Speedup: median over {n} {units} [{speedup.coverage:.1%} interval]."
+            text += f" Speedup: median over {_some(n, unit)} [{speedup.coverage:.1%} interval]."
     return text
 
 
@@ -216,8 +216,8 @@ def _divergence(d: Divergence, bench: Bench) -> str:
     )
 
 
-def _runs(n: int) -> str:
-    return f"{n} run{'' if n == 1 else 's'}"
+def _some(n: int, unit: str) -> str:
+    return f"{n} {unit}{'' if n == 1 else 's'}"
 
 
 def _ms(seconds: float | None) -> str:
