@@ -426,11 +426,11 @@ class Words:
 @pytest.fixture
 def commanded(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """Runs the command on a table pair."""
-    from specgen import cli, profiles
+    from specgen import cli_audit, profiles
 
     def run(pair: Pair, *arguments: str) -> Any:
         pair.target.device = torch.device("cpu")  # type: ignore[attr-defined]
-        monkeypatch.setattr(cli, "load_quietly", lambda profile, **options: Words(pair))
+        monkeypatch.setattr(cli_audit, "load_quietly", lambda profile, **options: Words(pair))
         monkeypatch.setattr(auditing, "Auditor", functools.partial(Auditor, rounds=150))
         monkeypatch.setattr(profiles, "merged_settings", lambda profile: {})
         monkeypatch.setenv("COLUMNS", "160")
