@@ -26,6 +26,7 @@ from specgen.drafting import ModelDrafter
 from specgen.environment import describe
 from specgen.generation import Generation, Pair
 from specgen.loading import Session
+from specgen.memory import cache_bytes, copy_bandwidth
 from specgen.models import LanguageModel
 from specgen.overlap import PROBE_PREFIX, measure_costs, score_text
 from specgen.packing import call_bytes
@@ -52,7 +53,6 @@ UNPREDICTED = (2, 4, 8)  # what auto times where nothing predicts
 WARM_TOKENS = 16
 FULL_WIDTHS = 9  # every width up to this is probed, then every other power of two
 CYCLE = 1000  # between the seeds of one prompt's rows in one batch
-MEGABYTE = 1 << 20
 
 Tell = Callable[[str, float | None, float | None], None]  # what is going on; fraction done, seconds left
 
@@ -274,13 +274,7 @@ class _Runner:
         unit, found = costs.target_s[1], {}
         verify = [costs.target_s[w] / unit if unit else 1.0 for w in range(1, max(self.candidates) + 2)]
         for k in self.candidates:
-            rounds = [
-                expected_rounds(
-                    [0.0 if r is None else r for r in ratios], k, limit=self.max_new_tokens,
-                    proposes=[r is not None for r in ratios],
-                )
-                for ratios in texts
-            ]  # fmt: skip
+            rounds = [expected_rounds(ratios, k, limit=self.max_new_tokens) for ratios in texts]
             draft = (costs.draft_s or 0.0) / unit if unit else 0.0
             found[k] = statistics.median(
                 predicted_speedup(text, draft_cost=draft, verify_cost=verify) for text in rounds
@@ -383,13 +377,13 @@ class _Runner:
             if str(device) not in bandwidth:
                 bandwidth[str(device)] = copy_bandwidth(device, session.pair.clock)
             drafter = session.pair.drafter
-            draft = drafter.model if isinstance(drafter, ModelDrafter) else None
+            whole, small = _bytes(target), _bytes(drafter.model if isinstance(drafter, ModelDrafter) else None)
             self.costs.append(
                 Costs(
                     profile=session.profile.name, engine=engine_of(session), context=len(text) - 1,
                     draft_s=found.draft_s, target_s=dict(found.target_s or {}),
-                    target_bytes=model_bytes(target), target_bytes_a_token=cache_bytes(target),
-                    draft_bytes=model_bytes(draft), draft_bytes_a_token=cache_bytes(draft),
+                    target_bytes=whole[0], target_bytes_a_token=whole[1],
+                    draft_bytes=small[0], draft_bytes_a_token=small[1],
                     copy_bandwidth=bandwidth[str(device)],
                 )
             )  # fmt: skip
@@ -579,47 +573,10 @@ def _device(session: Session) -> torch.device:
     return getattr(session.pair.target, "device", torch.device("cpu"))
 
 
-def model_bytes(model: LanguageModel | None) -> int:
-    """Bytes of the parameters that a call reads; 0 for what is no module."""
+def _bytes(model: LanguageModel | None) -> tuple[int, int]:
+    """Of the parameters that a call reads, and of the keys and values of a cached token; 0 for what is no module."""
     module = getattr(model, "model", None)
-    return call_bytes(module) if isinstance(module, torch.nn.Module) else 0
+    return (call_bytes(module), cache_bytes(module)) if isinstance(module, torch.nn.Module) else (0, 0)
 
 
-def cache_bytes(model: LanguageModel | None) -> int:
-    """Bytes of keys and values that a cached token takes, in all layers; 0 where the configuration does not say."""
-    module = getattr(model, "model", None)
-    if not isinstance(module, torch.nn.Module):
-        return 0
-    config: Any = getattr(module, "config", None)
-    config = config.get_text_config() if hasattr(config, "get_text_config") else config
-    layers, heads = (getattr(config, name, None) for name in ("num_hidden_layers", "num_attention_heads"))
-    if not layers or not heads:
-        return 0
-    kv_heads = getattr(config, "num_key_value_heads", None) or heads
-    size = getattr(config, "head_dim", None) or config.hidden_size // heads
-    return int(2 * layers * kv_heads * size * next(module.parameters()).element_size())
-
-
-def copy_bandwidth(device: torch.device, clock: Callable[[], float], *, repeats: int = 5) -> float:
-    """Bytes read and written a second by the fastest of a few copies of a large tensor; 0 where the clock stands."""
-    size = 256 * MEGABYTE if _free_bytes(device) > 2048 * MEGABYTE else 64 * MEGABYTE
-    source = torch.ones(size // 4, dtype=torch.float32, device=device)
-    copy = torch.zeros_like(source)
-    times = []
-    for _ in range(repeats):
-        began = clock()
-        copy.copy_(source)
-        times.append(clock() - began)
-    return 2 * size / min(times) if min(times) > 0 else 0.0
-
-
-def _free_bytes(device: torch.device) -> int:
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    try:
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, ValueError, OSError):
-        return 0
-
-
-__all__ = ["Interrupted", "check_sessions", "copy_bandwidth", "encoded", "engine_of", "run_bench"]
+__all__ = ["Interrupted", "check_sessions", "encoded", "engine_of", "run_bench"]

@@ -149,9 +149,7 @@ def _expected(view: View, profile: str, batch: int, k: int) -> Expected | None:
 
 
 def _rounds_expected(ratios: Sequence[float | None], k: int, limit: int) -> ExpectedRounds:
-    proposes = [r is not None for r in ratios]
-    return expected_rounds([r or 0.0 for r in ratios], k, limit=max(limit, len(ratios)),
-                           proposes=None if all(proposes) else proposes)  # fmt: skip
+    return expected_rounds(ratios, k, limit=max(limit, len(ratios)))
 
 
 def _groups(view: View, batch: int) -> list[list[int]]:

@@ -40,13 +40,14 @@ class ExpectedRounds:
 
 
 def expected_rounds(
-    ratios: Sequence[float], k: int, *, limit: int | None = None, proposes: Sequence[bool] | None = None
+    ratios: Sequence[float | None], k: int, *, limit: int | None = None, proposes: Sequence[bool] | None = None
 ) -> ExpectedRounds:
     """The recursion over one text: O(len(ratios) · k).
 
-    ratios: [n], min(1, draft(x)/target(x)) of each committed token x. limit: max_new_tokens of the run, near which
-    rounds draft less; the text's own length where it is not given. proposes: [n], whether the draft has a proposal
-    there, given the text before; everywhere where not given. Raises ValueError for k < 0 or an empty text.
+    ratios: [n], min(1, draft(x)/target(x)) of each committed token x; None where the draft has no proposal, given the
+    text before. limit: max_new_tokens of the run, near which rounds draft less; the text's own length where it is not
+    given. proposes: [n], whether there is a proposal, for ratios that do not say so by None. Raises ValueError for
+    k < 0 or an empty text.
 
     `begins[i]` is the probability that a round begins at token i. From there, j tokens are accepted and the next is
     rejected with probability Π r · (1 − r), and the next round begins behind it; all accepted, behind the bonus.
@@ -59,7 +60,9 @@ def expected_rounds(
         raise ValueError("needs k >= 0 and at least one token")
     if proposes is not None and len(proposes) != n:
         raise ValueError(f"proposes needs {n} entries, one a token")
-    r = [float(x) for x in ratios]
+    if proposes is None:
+        proposes = [x is not None for x in ratios]
+    r = [float(x or 0.0) for x in ratios]
     room = n if limit is None else limit
     begins = [0.0] * (n + k + 2)
     begins[0] = 1.0
@@ -69,7 +72,7 @@ def expected_rounds(
         reach = begins[i]  # probability of a round that began here and accepted everything so far
         whole = begins[i]  # and of one that drafts to its full depth
         for j in range(min(depth, n - i)):
-            if proposes is not None and not proposes[i + j]:
+            if not proposes[i + j]:
                 lengths[j] += reach
                 begins[i + j + 1] += reach
                 whole, reach = whole - reach, 0.0

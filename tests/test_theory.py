@@ -100,3 +100,10 @@ def test_predicted_speedup_is_the_textbook_form_for_constant_costs() -> None:
     with pytest.raises(ValueError, match="4 entries"):
         predicted_speedup(expected, draft_cost=c, verify_cost=[1.0] * 3)
     assert best_k({1: 1.1, 2: 1.3, 4: 1.3}) == 2
+
+
+def test_none_says_that_nothing_is_proposed() -> None:
+    ratios = [0.5, None, 1.0, 0.25, None, 0.75]
+    said = expected_rounds([r or 0.0 for r in ratios], 3, proposes=[r is not None for r in ratios])
+    assert expected_rounds(ratios, 3) == said
+    assert said != expected_rounds([r or 0.0 for r in ratios], 3)

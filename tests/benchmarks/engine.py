@@ -50,6 +50,7 @@ from specgen import environment
 from specgen.drafting import ModelDrafter
 from specgen.engine import ENGINES, clock_for, prepare
 from specgen.generation import Generation, Pair
+from specgen.memory import cache_bytes
 from specgen.models import CausalLM, prefill
 from specgen.overlap import interpolated, score_text
 from specgen.packing import call_bytes
@@ -447,14 +448,6 @@ def eager_calls(target: Any, text: list[int], widths: Sequence[int]) -> dict[int
         return step
 
     return {width: call(width) for width in widths}
-
-
-def cache_bytes(model: Any) -> int:
-    """Bytes of keys and values that a cached token takes, in all layers."""
-    config = model.config.get_text_config()
-    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    return 2 * config.num_hidden_layers * heads * size * next(model.parameters()).element_size()
 
 
 def copy_step(device: str) -> tuple[Callable[[], object], int]:
