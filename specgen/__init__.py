@@ -17,11 +17,29 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from specgen.generation import Generation
-    from specgen.loading import Session, load
-    from specgen.profiles import Profile, load_profile
-    from specgen.rounds import Mode, Round, SpecgenError, UsageError
-    from specgen.statistics import Statistics, summarise
+    from specgen.decoding.generation import Generation
+    from specgen.errors import SpecgenError, UsageError
+    from specgen.profiles.read import load_profile
+    from specgen.profiles.schema import Profile
+    from specgen.rounds.record import Round
+    from specgen.rounds.statistics import Statistics, summarise
+    from specgen.session import Session, load
+    from specgen.settings import Mode
+
+# Where each name lives. It is loaded on first use: `import specgen` and `specgen --help` must not import torch.
+_HOMES = {
+    "Generation": "decoding.generation",
+    "Mode": "settings",
+    "Profile": "profiles.schema",
+    "Round": "rounds.record",
+    "Session": "session",
+    "SpecgenError": "errors",
+    "Statistics": "rounds.statistics",
+    "UsageError": "errors",
+    "load": "session",
+    "load_profile": "profiles.read",
+    "summarise": "rounds.statistics",
+}
 
 __all__ = [
     "Generation",
@@ -37,23 +55,8 @@ __all__ = [
     "summarise",
 ]
 
-# Names load their room on first use: `import specgen` and `specgen --help` must not import torch.
-_ROOMS = {
-    "Generation": "generation",
-    "Mode": "rounds",
-    "Profile": "profiles",
-    "Round": "rounds",
-    "Session": "loading",
-    "SpecgenError": "rounds",
-    "Statistics": "statistics",
-    "UsageError": "rounds",
-    "load": "loading",
-    "load_profile": "profiles",
-    "summarise": "statistics",
-}
-
 
 def __getattr__(name: str) -> Any:
-    if name not in _ROOMS:
+    if name not in _HOMES:
         raise AttributeError(f"module 'specgen' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"specgen.{_ROOMS[name]}"), name)
+    return getattr(importlib.import_module(f"specgen.{_HOMES[name]}"), name)

@@ -9,10 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from test_cli import PROMPT, N, environment, process, write_pair
 
 import specgen
-from specgen.rounds import Finish, Mode, Origin
+from specgen.rounds.record import Finish, Origin
+from specgen.settings import Mode
+from support.command import PROMPT, N, environment, process, write_pair
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +29,7 @@ def session(profile: str) -> specgen.Session:
 
 
 def test_every_exported_name_is_there_and_documented() -> None:
-    assert set(specgen.__all__) <= set(dir(specgen)) | set(specgen._ROOMS)
+    assert set(specgen.__all__) <= set(dir(specgen)) | set(specgen._HOMES)
     for name in specgen.__all__:
         assert inspect.getdoc(getattr(specgen, name)), name
     with pytest.raises(AttributeError, match="no attribute 'lode'"):

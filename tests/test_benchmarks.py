@@ -35,8 +35,10 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, Any]]:
     done = subprocess.run(
         [sys.executable, "-c", code, *map(str, arguments)],
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONIOENCODING": "utf-8"},
-        capture_output=True, encoding="utf-8", timeout=300,
-    )  # fmt: skip
+        capture_output=True,
+        encoding="utf-8",
+        timeout=300,
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout, json.loads(file.read_text(encoding="utf-8"))
 
@@ -63,8 +65,12 @@ def test_each_pair_has_its_rows(run: tuple[str, dict[str, Any]]) -> None:
     for pair in PAIRS:
         rows = [r for r in speed["ratios"] if r["pair"] == pair]
         assert [r["key"] for r in rows] == 2 * [
-            "plain", "later", "speculative", "specgen speedup", "transformers speedup"
-        ]  # fmt: skip
+            "plain",
+            "later",
+            "speculative",
+            "specgen speedup",
+            "transformers speedup",
+        ]
         found = [r for r in speed["predicted"] if r["pair"] == pair]
         assert [r["decoding"] for r in found] == ["greedy", "sampled"]
         assert all(r["predicted"] > 0 and len(r["verify_cost"]) == SETTINGS["--k"] + 1 for r in found)
@@ -96,8 +102,9 @@ def test_goals_that_were_not_measured_say_so(run: tuple[str, dict[str, Any]]) ->
     found = {g["goal"]: g["status"] for g in result["goals"]}
     assert len(found) == 11
     assert {goal for goal, status in found.items() if status != "not measured here"} == {
-        "CPU, tiny pair: speculative / assisted generation", "measured / predicted speedup"
-    }  # fmt: skip
+        "CPU, tiny pair: speculative / assisted generation",
+        "measured / predicted speedup",
+    }
     assert all(goal in printed for goal in found)
 
 

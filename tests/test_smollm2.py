@@ -14,13 +14,14 @@ import pytest
 import torch
 import yaml
 from rich.table import Table
-from stretched import SMOLLM2, installed, stretched
 
-from specgen import report
-from specgen.audit import CheckResult, SelfCheck, drift_bound
-from specgen.generation import Generation
-from specgen.loading import Session, load
-from specgen.rounds import Mode, Origin
+from specgen.decoding.generation import Generation
+from specgen.decoding.self_check import CheckResult, SelfCheck, drift_bound
+from specgen.report import run as run_module
+from specgen.rounds.record import Origin
+from specgen.session import Session, load
+from specgen.settings import Mode
+from support.stretched import SMOLLM2, installed, stretched
 
 smollm2 = [
     pytest.mark.smollm2,
@@ -103,15 +104,12 @@ def judged(check: SelfCheck) -> set[str]:
     return {row.name for row in check.result().rows if row.passed}
 
 
-# ------------------------------------------------------------------------------------------ 0: two real checkpoints
-
-
 def cells(table: Table) -> dict[str, list[str]]:
     return {str(column.header): [str(cell) for cell in column.cells] for column in table.columns}
 
 
 def summary_rows(generation: Generation, check: CheckResult, cost: dict[str, float] | None) -> dict[str, str]:
-    names, values = (column.cells for column in report.summary(generation, check, cost).columns)
+    names, values = (column.cells for column in run_module.summary(generation, check, cost).columns)
     return {str(name): str(value) for name, value in zip(names, values, strict=True)}
 
 
@@ -127,19 +125,19 @@ def assert_numbers(values: Sequence[str], what: str) -> None:
 def assert_tables_filled(generation: Generation) -> None:
     statistics = generation.statistics
 
-    rounds = cells(report.rounds_table(generation.rounds))
+    rounds = cells(run_module.rounds_table(generation.rounds))
     shown = [i for i, cell in enumerate(rounds["round"]) if cell != "…"]
-    assert len(shown) == min(len(generation.rounds), 2 * report.SHOWN_ROUNDS)
+    assert len(shown) == min(len(generation.rounds), 2 * run_module.SHOWN_ROUNDS)
     for name, column in rounds.items():
         numbers = [column[i] for i in shown if name != "overlap" or int(rounds["tested"][i]) > 0]
         assert_numbers(numbers, f"rounds: {name}")
 
-    positions = cells(report.positions_table(statistics))
+    positions = cells(run_module.positions_table(statistics))
     assert positions["position"] == [str(j) for j in range(1, generation.pair.sampling.k + 1)]
     for name, column in positions.items():
         assert_numbers(column, f"positions: {name}")
 
-    latency = cells(report.latency_table(statistics, generation.prefill_s))
+    latency = cells(run_module.latency_table(statistics, generation.prefill_s))
     *decoding, prefill = range(len(latency["what"]))
     assert latency["what"][prefill] == "prefill"
     for name in ("n", "median ms", "p90 ms", "share of decoding"):
@@ -226,18 +224,18 @@ class TestStretched:
         assert_greedy_equal(with_sampling(sessions["greedy"], max_new_tokens=32), CHAT, ks=(4,))
 
 
-# --------------------------------------------------------------------------------------------- 1: greedy is greedy
-
-
 def reference(session: Session, prompt: list[int]) -> list[int]:
     """What transformers' generate makes of the prompt, greedily."""
     sampling = session.sampling
     with torch.inference_mode():
         out = session.pair.target.model.generate(
-            torch.tensor([prompt]), attention_mask=torch.ones(1, len(prompt), dtype=torch.long), do_sample=False,
-            max_new_tokens=sampling.max_new_tokens, eos_token_id=list(sampling.end_tokens),
+            torch.tensor([prompt]),
+            attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+            do_sample=False,
+            max_new_tokens=sampling.max_new_tokens,
+            eos_token_id=list(sampling.end_tokens),
             pad_token_id=sampling.end_tokens[0],
-        )  # fmt: skip
+        )
     return out[0, len(prompt) :].tolist()
 
 
@@ -301,9 +299,6 @@ class TestGreedy:
         assert min(gaps) > NEAR_TIE
 
 
-# ------------------------------------------------------------------------------------------------ 2: exact is exact
-
-
 class TestExact:
     pytestmark = smollm2
 
@@ -356,9 +351,6 @@ class TestExact:
         assert {"drift", "surprisal z, all"} <= judged(pooled(session, runs))
 
 
-# --------------------------------------------------------------------------------------------------- 3: what ships
-
-
 @pytest.mark.slow
 def test_builtin_profiles_ship_in_the_wheel(tmp_path: Path) -> None:
     root = Path(__file__).resolve().parent.parent
@@ -375,5 +367,5 @@ def test_builtin_profiles_ship_in_the_wheel(tmp_path: Path) -> None:
         assert archive.read("specgen/profiles_builtin/smollm2.yaml") == source
     expected = {f"specgen/profiles_builtin/{path.name}" for path in (root / "profiles").glob("*.yaml")}
     assert expected <= names
-    assert "specgen/cli.py" in names
+    assert "specgen/cli/run.py" in names
     assert not [name for name in names if name.startswith("tests/")]

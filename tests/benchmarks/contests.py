@@ -16,14 +16,15 @@ from typing import Any
 
 import torch
 import transformers
-from tiny import noisy_copy, tiny_llama
 
-from specgen.drafting import ModelDrafter
-from specgen.engine import clock_for, prepare
-from specgen.generation import Pair
-from specgen.models import CausalLM
-from specgen.rounds import Mode, Sampling
-from specgen.sampling import Processors
+from specgen.decoding.pair import Pair
+from specgen.drafting.checkpoint import ModelDrafter
+from specgen.machine.clocks import clock_for
+from specgen.models.causal import CausalLM
+from specgen.models.engines import prepare
+from specgen.sampling.processors import Processors
+from specgen.settings import Mode, Sampling
+from support.tiny import noisy_copy, tiny_llama
 
 TEMPERATURE = 0.8
 DECODINGS = ("greedy", "sampled")
@@ -64,10 +65,16 @@ class Contest:
         assert drafter is not None
         draft = drafter.model if isinstance(drafter, ModelDrafter) else None
         return {
-            "pair": self.name, "kind": self.kind, "draft": drafter.kind, "engine": pair.target.engine,
-            "draft_engine": getattr(draft, "engine", None), "dtype": str(pair.dtype).removeprefix("torch."),
-            "device": str(pair.target.device), "prompt_tokens": [len(p) for p in self.prompts], **self.notes,
-        }  # fmt: skip
+            "pair": self.name,
+            "kind": self.kind,
+            "draft": drafter.kind,
+            "engine": pair.target.engine,
+            "draft_engine": getattr(draft, "engine", None),
+            "dtype": str(pair.dtype).removeprefix("torch."),
+            "device": str(pair.target.device),
+            "prompt_tokens": [len(p) for p in self.prompts],
+            **self.notes,
+        }
 
 
 def with_decodings(
@@ -115,24 +122,26 @@ def made(name: str, target: Any, draft: Any, options: argparse.Namespace, prompt
     return with_decodings(name, pair, sampled, prompts, theirs, assistant, **more)
 
 
-# ------------------------------------------------------------------------------------------------ SmolLM2, and tiny
-
-
 def from_profile(name: str, target: str, draft: dict[str, Any], options: argparse.Namespace) -> Contest:
     """A contest from checkpoints. The target's end tokens are banned and end nothing."""
-    from specgen.loading import load_session
-    from specgen.profiles import Profile
+    from specgen.profiles.schema import Profile
+    from specgen.session import load_session
 
     settings = {"dtype": options.dtype or "float32", "device": options.device}
 
     def load(engine: str) -> Any:
         own = {**settings, "engine": engine}
         profile = {
-            "name": name, "target": {"checkpoint": target, **own},
+            "name": name,
+            "target": {"checkpoint": target, **own},
             "draft": {**draft, **own} if "checkpoint" in draft else draft,
-            "decoding": {"k": options.k, "max_new_tokens": options.tokens, "seed": options.seed,
-                         "temperature": TEMPERATURE},
-        }  # fmt: skip
+            "decoding": {
+                "k": options.k,
+                "max_new_tokens": options.tokens,
+                "seed": options.seed,
+                "temperature": TEMPERATURE,
+            },
+        }
         return load_session(Profile.model_validate(profile))
 
     session = load(options.engine)
@@ -145,13 +154,13 @@ def from_profile(name: str, target: str, draft: dict[str, Any], options: argpars
 
 
 def smollm2(options: argparse.Namespace) -> Iterator[Contest]:
-    from stretched import SMOLLM2
+    from support.stretched import SMOLLM2
 
     yield from_profile("smollm2", SMOLLM2, {"kind": "ngram"}, options)
 
 
 def stretched_smollm2(options: argparse.Namespace) -> Iterator[Contest]:
-    from stretched import FOR_BENCHMARKS, SMOLLM2, stretched
+    from support.stretched import FOR_BENCHMARKS, SMOLLM2, stretched
 
     draft = {"kind": "checkpoint", "checkpoint": SMOLLM2}
     yield from_profile("stretched", str(stretched(FOR_BENCHMARKS)), draft, options)
@@ -163,9 +172,6 @@ def tiny(options: argparse.Namespace) -> Iterator[Contest]:
     draft = noisy_copy(model, 0.02)
     place = {"device": options.device, "dtype": DTYPES[options.dtype or "float32"]}
     yield made("tiny", model.to(**place), draft.to(**place), options, prompt_tokens=32)
-
-
-# ------------------------------------------------------------------- random pairs, whose agreement is set by damping
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,10 +190,17 @@ class Size:
 
     def config(self, layers: int, positions: int = 8192) -> Any:
         return transformers.LlamaConfig(
-            vocab_size=self.vocabulary, hidden_size=self.hidden, intermediate_size=self.intermediate,
-            num_hidden_layers=layers, num_attention_heads=self.heads, num_key_value_heads=self.kv_heads,
-            max_position_embeddings=positions, tie_word_embeddings=False, bos_token_id=None, eos_token_id=None,
-        )  # fmt: skip
+            vocab_size=self.vocabulary,
+            hidden_size=self.hidden,
+            intermediate_size=self.intermediate,
+            num_hidden_layers=layers,
+            num_attention_heads=self.heads,
+            num_key_value_heads=self.kv_heads,
+            max_position_embeddings=positions,
+            tie_word_embeddings=False,
+            bos_token_id=None,
+            eos_token_id=None,
+        )
 
 
 SIZES = {
@@ -252,9 +265,14 @@ class Damping:
         with torch.random.fork_rng():
             torch.manual_seed(self.seed)
             return self.target.generate(
-                self.prompts, attention_mask=torch.ones_like(self.prompts), do_sample=True, temperature=TEMPERATURE,
-                top_k=0, top_p=1.0, max_new_tokens=OWN_TOKENS,
-            )  # fmt: skip
+                self.prompts,
+                attention_mask=torch.ones_like(self.prompts),
+                do_sample=True,
+                temperature=TEMPERATURE,
+                top_k=0,
+                top_p=1.0,
+                max_new_tokens=OWN_TOKENS,
+            )
 
     def to_agree(self, wanted: float) -> float:
         """Bisects the factor until the overlap is `wanted` on the target's own texts; the overlap found.
@@ -292,9 +310,12 @@ def random_pair(kind: str, options: argparse.Namespace) -> Iterator[Contest]:
         if packs_in_place(options):
             pair = (copy.deepcopy(target), copy.deepcopy(draft))
         notes = {
-            "target": size.target, "draft_size": size.draft, "agreement": wanted, "overlap": found,
+            "target": size.target,
+            "draft_size": size.draft,
+            "agreement": wanted,
+            "overlap": found,
             "damping": damping.factor,
-        }  # fmt: skip
+        }
         told = f"{kind}: overlap {found:.3f} (wanted {wanted:g}) at a damping of {damping.factor:.4g}"
         print(told, file=sys.stderr, flush=True)
         yield made(f"{kind}@{wanted:g}", *pair, options, prompt_tokens=64, kind=kind, calls=i == 0, notes=notes)

@@ -44,19 +44,22 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import torch
 import transformers
 from contests import BUILDERS, DECODINGS, PROMPTS, SMALL, TEMPERATURE, Contest, both_sides, random_llama
-from tiny import noisy_copy, tiny_llama
 
-from specgen import environment
-from specgen.drafting import ModelDrafter
-from specgen.engine import ENGINES, clock_for, prepare
-from specgen.generation import Generation, Pair
-from specgen.memory import cache_bytes
-from specgen.models import CausalLM, prefill
-from specgen.overlap import interpolated, score_text
-from specgen.packing import call_bytes
-from specgen.rounds import Mode, Sampling
-from specgen.sampling import KeyedUniforms, Processors, prompt_digest
-from specgen.theory import pooled, predicted_speedup
+from specgen.decoding.generation import Generation
+from specgen.decoding.pair import Pair
+from specgen.drafting.checkpoint import ModelDrafter
+from specgen.machine import environment
+from specgen.machine.clocks import clock_for
+from specgen.models.causal import CausalLM
+from specgen.models.engines import ENGINES, prepare
+from specgen.models.protocol import prefill
+from specgen.models.traffic import cache_bytes, call_bytes
+from specgen.overlap.score import score_text
+from specgen.rounds.expected import interpolated, pooled, predicted_speedup
+from specgen.sampling.processors import Processors
+from specgen.sampling.randomness import KeyedUniforms, prompt_digest
+from specgen.settings import Mode, Sampling
+from support.tiny import noisy_copy, tiny_llama
 
 SCHEMA_VERSION = 2
 BUSY = 0.5  # load average per core above which a table is no evidence
@@ -117,9 +120,6 @@ def reset_peak(device: torch.device | str) -> None:
         torch.cuda.reset_peak_memory_stats(device)
 
 
-# ------------------------------------------------------------------------------------------------------------ arms
-
-
 def specgen_arm(contest: Contest, decoding: str, kind: str, prompt: list[int], run: int) -> dict[str, Any]:
     """One generation of specgen: its seconds, and what became of them."""
     pair = contest.pairs[decoding]
@@ -134,10 +134,17 @@ def specgen_arm(contest: Contest, decoding: str, kind: str, prompt: list[int], r
     s, rounds = generation.statistics, generation.rounds
     steps = {name: [getattr(r, name) for r in rounds] for name in ("drafted", "draft_s", "verify_s", "total_s")}
     return {
-        "seconds": end - began, "after_first_s": end - (first or end), "tokens": list(generation.tokens),
-        "decode_s": s.decode_s, "other": s.other.share, "prefill_s": generation.prefill_s, "alpha": s.alpha,
-        "tau": s.tau, "steps": steps, "engine_note": generation.engine_note,
-    }  # fmt: skip
+        "seconds": end - began,
+        "after_first_s": end - (first or end),
+        "tokens": list(generation.tokens),
+        "decode_s": s.decode_s,
+        "other": s.other.share,
+        "prefill_s": generation.prefill_s,
+        "alpha": s.alpha,
+        "tau": s.tau,
+        "steps": steps,
+        "engine_note": generation.engine_note,
+    }
 
 
 class FirstToken:
@@ -219,9 +226,6 @@ def in_time(options: argparse.Namespace) -> None:
         raise OutOfTimeError
 
 
-# --------------------------------------------------------------------------------------------------------- ratios
-
-
 def of(records: Records, **case: Any) -> Records:
     return [r for r in records if all(r[key] == value for key, value in case.items())]
 
@@ -257,11 +261,17 @@ def ratios(records: Records, pair: str) -> list[dict[str, Any]]:
         comparisons = [
             (PLAIN, "plain: transformers / specgen", times[theirs, PLAIN], times[ours, PLAIN]),
             ("later", "  behind the first token", later[theirs], later[ours]),
-            (SPECULATIVE, "speculative: transformers / specgen", times[theirs, SPECULATIVE],
-             times[ours, SPECULATIVE]),
-            *((f"{side} speedup", f"{side}: plain / speculative", times[side, PLAIN], times[side, SPECULATIVE])
-              for side in SIDES),
-        ]  # fmt: skip
+            (
+                SPECULATIVE,
+                "speculative: transformers / specgen",
+                times[theirs, SPECULATIVE],
+                times[ours, SPECULATIVE],
+            ),
+            *(
+                (f"{side} speedup", f"{side}: plain / speculative", times[side, PLAIN], times[side, SPECULATIVE])
+                for side in SIDES
+            ),
+        ]
         for key, what, above, below in comparisons:
             if found := paired(above, below):
                 rows.append({"pair": pair, "decoding": decoding, "key": key, "what": what, **found})
@@ -303,9 +313,6 @@ def memory(records: Records, pair: str) -> list[dict[str, Any]]:
     return [{"pair": pair, "side": s, "kind": k, "bytes": max(v)} for (s, k), v in peaks.items() if v]
 
 
-# ------------------------------------------------------------------------------------------------ predicted speedup
-
-
 def predictions(
     contest: Contest, options: argparse.Namespace, order: random.Random, records: Records
 ) -> list[dict[str, Any]]:
@@ -325,9 +332,14 @@ def predictions(
         for text in {(r["prompt"], tuple(r["tokens"])) for r in plain}:
             prompt = contest.prompts[text[0]]
             scores = score_text(
-                pair.target, pair.drafter, pair.processors, pair.sampling, [*prompt, *text[1]], len(prompt),
+                pair.target,
+                pair.drafter,
+                pair.processors,
+                pair.sampling,
+                [*prompt, *text[1]],
+                len(prompt),
                 temperatures=(),
-            )  # fmt: skip
+            )
             expected.append(scores.rounds(k, options.tokens))
         rounds = {kind: _rounds(of(records, kind=kind, **case)) for kind in (PLAIN, SPECULATIVE)}
         first = statistics.median(r["verify_s"] for r in rounds[PLAIN])
@@ -350,11 +362,19 @@ def predictions(
         measured = paired(times[PLAIN], times[SPECULATIVE])
         if measured is None:
             continue
-        rows.append({
-            "pair": contest.name, "decoding": decoding, "measured": measured, "predicted": predicted,
-            "ratio": measured["median"] / predicted, "tau": pooled(expected).tau, "c": step / first,
-            "verify_cost": calls, "other_s": other,
-        })  # fmt: skip
+        rows.append(
+            {
+                "pair": contest.name,
+                "decoding": decoding,
+                "measured": measured,
+                "predicted": predicted,
+                "ratio": measured["median"] / predicted,
+                "tau": pooled(expected).tau,
+                "c": step / first,
+                "verify_cost": calls,
+                "other_s": other,
+            }
+        )
     return rows
 
 
@@ -386,9 +406,6 @@ def _probe(contest: Contest, decoding: str, k: int, order: random.Random) -> dic
     steps[0] = draft_step
     times = interleaved(steps, wall_clock(contest.target.device), order, CALL_REPEATS)
     return {width: statistics.median(values) for width, values in times.items()}
-
-
-# ----------------------------------------------------------------------------------------------------------- calls
 
 
 def interleaved(
@@ -423,7 +440,8 @@ def call_steps(pair: Pair, text: list[int], widths: Sequence[int]) -> dict[int, 
 
 def captured_calls(pair: Pair, text: list[int], widths: Sequence[int]) -> dict[int, Callable[[], object]] | None:
     """None where the loop cannot be captured: then it calls the target eagerly as well."""
-    from specgen.graph import CaptureError, loop_for
+    from specgen.decoding.captured.fits import loop_for
+    from specgen.errors import CaptureError
 
     wide = replace(pair, sampling=replace(pair.sampling, k=max(widths) - 1))
     try:
@@ -477,18 +495,17 @@ def calls(contest: Contest, options: argparse.Namespace, order: random.Random) -
     for engine, model in models.items():
         own = {width: times[engine, width] for width in WIDTHS}
         read = call_bytes(model) + cache_bytes(model) * len(text)
-        rows.append({
-            "engine": engine,
-            "seconds": {width: spread(values) for width, values in own.items()},
-            "relative": {w: spread([s / one for s, one in zip(v, own[1], strict=True)]) for w, v in own.items()},
-            "bytes": read,
-            "bandwidth": read / statistics.median(own[1]),
-            "bandwidth_share": read / statistics.median(own[1]) / bandwidth,
-        })  # fmt: skip
+        rows.append(
+            {
+                "engine": engine,
+                "seconds": {width: spread(values) for width, values in own.items()},
+                "relative": {w: spread([s / one for s, one in zip(v, own[1], strict=True)]) for w, v in own.items()},
+                "bytes": read,
+                "bandwidth": read / statistics.median(own[1]),
+                "bandwidth_share": read / statistics.median(own[1]) / bandwidth,
+            }
+        )
     return {"pair": contest.name, "context": len(text), "copy_bandwidth": bandwidth, "engines": rows}
-
-
-# --------------------------------------------------------------------------------------------------------- context
 
 
 @contextlib.contextmanager
@@ -530,8 +547,10 @@ def context(options: argparse.Namespace, order: random.Random, progress: Progres
     peaks, generations = {}, {}
     for n in lengths:
         progress(f"context: prefill of {n} tokens")
-        target, drafting = (CausalLM(m, role, engine=engine) for m, role, engine in
-                            zip(both, ("target", "draft"), engines, strict=True))  # fmt: skip
+        target, drafting = (
+            CausalLM(m, role, engine=engine)
+            for m, role, engine in zip(both, ("target", "draft"), engines, strict=True)
+        )
         sampling = Sampling(k=options.k, max_new_tokens=2 * options.rounds, temperature=TEMPERATURE)
         processors = Processors.of(sampling, target.device)
         drafter = ModelDrafter(drafting, processors)
@@ -553,11 +572,17 @@ def context(options: argparse.Namespace, order: random.Random, progress: Progres
                     alive.remove(n)
                     continue
                 seconds = time.perf_counter() - began
-                rounds[n].append({
-                    "seconds": seconds, "total_s": r.total_s, "draft_s": r.draft_s, "verify_s": r.verify_s,
-                    "rest_s": r.total_s - r.draft_s - r.verify_s, "drafted": r.drafted,
-                    "beyond_s": r.total_s - attention[0] if on_cpu else r.total_s - r.draft_s - r.verify_s,
-                })  # fmt: skip
+                rounds[n].append(
+                    {
+                        "seconds": seconds,
+                        "total_s": r.total_s,
+                        "draft_s": r.draft_s,
+                        "verify_s": r.verify_s,
+                        "rest_s": r.total_s - r.draft_s - r.verify_s,
+                        "drafted": r.drafted,
+                        "beyond_s": r.total_s - attention[0] if on_cpu else r.total_s - r.draft_s - r.verify_s,
+                    }
+                )
     rows = []
     for n in lengths:
         kept = [r for r in rounds[n][SKIPPED_ROUNDS:] if r["drafted"] == options.k] or rounds[n]
@@ -573,11 +598,13 @@ def context(options: argparse.Namespace, order: random.Random, progress: Progres
     }
     beyond = "the round less attention" if on_cpu else "the round less both models' calls"
     return {
-        "lengths": lengths, "k": options.k, "engine": engines[0], "beyond": beyond, "rows": rows, "growth": growth
-    }  # fmt: skip
-
-
-# -------------------------------------------------------------------------------------------------------- equality
+        "lengths": lengths,
+        "k": options.k,
+        "engine": engines[0],
+        "beyond": beyond,
+        "rows": rows,
+        "growth": growth,
+    }
 
 
 def equality(options: argparse.Namespace, progress: Progress) -> list[dict[str, Any]]:
@@ -608,20 +635,22 @@ def equality(options: argparse.Namespace, progress: Progress) -> list[dict[str, 
                 texts[side] = [generation.tokens for generation in done]
                 notes += [generation.engine_note for generation in done if generation.engine_note]
             parted = [_first_difference(a, b) for a, b in zip(texts["engine"], texts["eager"], strict=True)]
-            rows.append({
-                "engine": pairs["engine"][0].engine, "mode": mode.value, "kind": kind,
-                "same": parted.count(None), "of": len(parted),
-                "first_difference": min((p for p in parted if p is not None), default=None),
-                "engine_note": notes[0] if notes else None,  # then the eager loop was compared with itself
-            })  # fmt: skip
+            rows.append(
+                {
+                    "engine": pairs["engine"][0].engine,
+                    "mode": mode.value,
+                    "kind": kind,
+                    "same": parted.count(None),
+                    "of": len(parted),
+                    "first_difference": min((p for p in parted if p is not None), default=None),
+                    "engine_note": notes[0] if notes else None,  # then the eager loop was compared with itself
+                }
+            )
     return rows
 
 
 def _first_difference(a: Sequence[int], b: Sequence[int]) -> int | None:
     return None if a == b else next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), len(a))
-
-
-# --------------------------------------------------------------------------------------------------------- startup
 
 
 def start_up(runs: int = 5) -> list[dict[str, Any]]:
@@ -639,9 +668,6 @@ def start_up(runs: int = 5) -> list[dict[str, Any]]:
             times.append(time.perf_counter() - began)
         rows.append({"what": name, **spread(times[1:])})
     return rows
-
-
-# ----------------------------------------------------------------------------------------------------------- goals
 
 
 def goals(result: dict[str, Any]) -> list[dict[str, Any]]:
@@ -682,20 +708,32 @@ def goals(result: dict[str, Any]) -> list[dict[str, Any]]:
     smollm2 = pairs("smollm2", "float32", cpu=True)
     table: list[tuple[str, str, float, list[float]]] = [
         ("CPU, SmolLM2 float32: plain decoding / generate", ">=", 1.4, ratio_of(PLAIN, smollm2)),
-        ("CPU, SmolLM2 bfloat16: plain decoding / generate", ">=", 1.3,
-         ratio_of(PLAIN, pairs("smollm2", "bfloat16", cpu=True))),
-        ("CPU float32, stretched: speculative / assisted generation", ">=", 1.8,
-         ratio_of(SPECULATIVE, pairs("stretched", "float32", cpu=True))),
+        (
+            "CPU, SmolLM2 bfloat16: plain decoding / generate",
+            ">=",
+            1.3,
+            ratio_of(PLAIN, pairs("smollm2", "bfloat16", cpu=True)),
+        ),
+        (
+            "CPU float32, stretched: speculative / assisted generation",
+            ">=",
+            1.8,
+            ratio_of(SPECULATIVE, pairs("stretched", "float32", cpu=True)),
+        ),
         ("CPU float32, SmolLM2: T(5)/T(1) of the target call", "<=", 1.1, fifth(smollm2)),
-        ("CPU, tiny pair: speculative / assisted generation", ">=", 1.5,
-         ratio_of(SPECULATIVE, pairs("tiny", cpu=True))),
+        (
+            "CPU, tiny pair: speculative / assisted generation",
+            ">=",
+            1.5,
+            ratio_of(SPECULATIVE, pairs("tiny", cpu=True)),
+        ),
         ("CPU, SmolLM2: `other` share of a round", "<=", 0.03, others(pairs("smollm2", cpu=True))),
         ("GPU, 8B/1B: `other` share of a round", "<=", 0.05, others(pairs("8b", cpu=False))),
         ("measured / predicted speedup", ">=", 0.95, predicted),
         ("GPU, 1B/0.1B: speculative / assisted generation", ">=", 3.0, ratio_of(SPECULATIVE, pairs("1b", cpu=False))),
         ("GPU, 8B plain decoding: share of copy bandwidth", ">=", 0.8, shares(pairs("8b", cpu=False))),
         ("a round behind 32k tokens / behind 1k, beyond attention", "<=", NO_GROWTH, [growth] if long else []),
-    ]  # fmt: skip
+    ]
     return [_goal(*row) for row in table]
 
 
@@ -706,9 +744,6 @@ def _goal(goal: str, relation: str, bound: float, found: list[float]) -> dict[st
     row["found"] = min(found) if relation == ">=" else max(found)
     met = row["found"] >= bound if relation == ">=" else row["found"] <= bound
     return {**row, "status": "met" if met else "MISSED"}
-
-
-# ---------------------------------------------------------------------------------------------------------- output
 
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], *, left: int = 1) -> None:
@@ -735,60 +770,107 @@ def show(result: dict[str, Any]) -> None:
     table(
         "Ratios of whole generations (above 1: the one named last is faster)",
         ["pair", "decoding", "time of", "median", "min–max"],
-        [[r["pair"], r["decoding"], r["what"], shown(r), bounds(r)] for r in speed["ratios"]], left=3,
-    )  # fmt: skip
+        [[r["pair"], r["decoding"], r["what"], shown(r), bounds(r)] for r in speed["ratios"]],
+        left=3,
+    )
     table(
-        "Inside specgen", ["pair", "decoding", "kind", "other", "α", "τ", "ms/token"],
-        [[r["pair"], r["decoding"], r["kind"], shown(r["other"], "{:.1%}"), shown(r["alpha"]), shown(r["tau"]),
-          shown(r["seconds_per_token"], scale=1e3)] for r in speed["inside"]], left=3,
-    )  # fmt: skip
+        "Inside specgen",
+        ["pair", "decoding", "kind", "other", "α", "τ", "ms/token"],
+        [
+            [
+                r["pair"],
+                r["decoding"],
+                r["kind"],
+                shown(r["other"], "{:.1%}"),
+                shown(r["alpha"]),
+                shown(r["tau"]),
+                shown(r["seconds_per_token"], scale=1e3),
+            ]
+            for r in speed["inside"]
+        ],
+        left=3,
+    )
     table(
         "Speedup of decoding, prefill apart",
         ["pair", "decoding", "measured", "min–max", "predicted", "measured / predicted"],
-        [[r["pair"], r["decoding"], shown(r["measured"]), bounds(r["measured"]), f"{r['predicted']:.2f}",
-          f"{r['ratio']:.2f}"] for r in speed["predicted"]], left=2,
-    )  # fmt: skip
+        [
+            [
+                r["pair"],
+                r["decoding"],
+                shown(r["measured"]),
+                bounds(r["measured"]),
+                f"{r['predicted']:.2f}",
+                f"{r['ratio']:.2f}",
+            ]
+            for r in speed["predicted"]
+        ],
+        left=2,
+    )
     table(
-        "Most memory in use, MB", ["pair", "side", "kind", "MB"],
-        [[r["pair"], r["side"], r["kind"], f"{r['bytes'] / 1e6:.0f}"] for r in speed["memory"]], left=3,
-    )  # fmt: skip
+        "Most memory in use, MB",
+        ["pair", "side", "kind", "MB"],
+        [[r["pair"], r["side"], r["kind"], f"{r['bytes'] / 1e6:.0f}"] for r in speed["memory"]],
+        left=3,
+    )
     for pair, same in speed["same_greedy_texts"].items():
         both = ", ".join(f"{kind} {count}" for kind, count in same.items())
         print(f"{pair}: prompts with the same greedy text on both sides: {both}")
     table(
         "Target calls by their number of tokens, relative to one token",
         ["pair", "engine", *(f"T({w})" for w in WIDTHS[1:]), "T(1) ms", "min–max", "MB", "GB/s", "of copying"],
-        [[c["pair"], e["engine"], *(shown(e["relative"][w]) for w in WIDTHS[1:]), shown(e["seconds"][1], scale=1e3),
-          bounds(e["seconds"][1], scale=1e3), f"{e['bytes'] / 1e6:.0f}", f"{e['bandwidth'] / 1e9:.2f}",
-          f"{e['bandwidth_share']:.0%}"] for c in result["calls"] for e in c["engines"]], left=2,
-    )  # fmt: skip
+        [
+            [
+                c["pair"],
+                e["engine"],
+                *(shown(e["relative"][w]) for w in WIDTHS[1:]),
+                shown(e["seconds"][1], scale=1e3),
+                bounds(e["seconds"][1], scale=1e3),
+                f"{e['bytes'] / 1e6:.0f}",
+                f"{e['bandwidth'] / 1e9:.2f}",
+                f"{e['bandwidth_share']:.0%}",
+            ]
+            for c in result["calls"]
+            for e in c["engines"]
+        ],
+        left=2,
+    )
     if found := result["context"]:
         names = ("total_s", "verify_s", "draft_s", "rest_s", "beyond_s")
         titles = ["tokens", "round ms", "target call", "draft", "neither", "beyond", "cache MB", "peak MB"]
         rows = [
-            [str(r["tokens"]), *(shown(r[name], "{:.3f}", 1e3) for name in names), f"{r['cache_bytes'] / 1e6:.1f}",
-             f"{r['bytes'] / 1e6:.0f}"] for r in found["rows"]
-        ]  # fmt: skip
+            [
+                str(r["tokens"]),
+                *(shown(r[name], "{:.3f}", 1e3) for name in names),
+                f"{r['cache_bytes'] / 1e6:.1f}",
+                f"{r['bytes'] / 1e6:.0f}",
+            ]
+            for r in found["rows"]
+        ]
         rows.append(["growth", *(f"{found['growth'].get(name, 0):.2f}" for name in names), "", ""])
         table(f"A round by the length of its context (beyond: {found['beyond']})", titles, rows)
     table(
-        "Texts under the engine and eagerly", ["engine", "mode", "kind", "same", "first difference"],
-        [[r["engine"], r["mode"], r["kind"], f"{r['same']} of {r['of']}", str(r["first_difference"] or "-")]
-         for r in result["equality"]], left=3,
-    )  # fmt: skip
+        "Texts under the engine and eagerly",
+        ["engine", "mode", "kind", "same", "first difference"],
+        [
+            [r["engine"], r["mode"], r["kind"], f"{r['same']} of {r['of']}", str(r["first_difference"] or "-")]
+            for r in result["equality"]
+        ],
+        left=3,
+    )
     for row in result["startup"]:
         print(f"{row['what']}: {row['median']:.2f} s ({bounds(row)}, {row['n']} runs)")
     notes = dict.fromkeys(r["engine_note"] for r in (*speed["inside"], *result["equality"]) if r["engine_note"])
     for line in (*notes, *result["skipped"], *result["failed"]):
         print(line)
     table(
-        "Goals", ["goal", "wanted", "found", "status"],
-        [[g["goal"], g["wanted"], "-" if g["found"] is None else f"{g['found']:.3g}", g["status"]]
-         for g in result["goals"]], left=2,
-    )  # fmt: skip
-
-
-# ------------------------------------------------------------------------------------------------------------ main
+        "Goals",
+        ["goal", "wanted", "found", "status"],
+        [
+            [g["goal"], g["wanted"], "-" if g["found"] is None else f"{g['found']:.3g}", g["status"]]
+            for g in result["goals"]
+        ],
+        left=2,
+    )
 
 
 def listed(text: str, known: Sequence[str], name: str, parser: argparse.ArgumentParser) -> list[str]:
@@ -856,12 +938,21 @@ class Run:
     def __init__(self, options: argparse.Namespace, before: dict[str, Any]) -> None:
         self.options, self.order, self.tell = options, random.Random(options.seed), teller()
         self.result: dict[str, Any] = {
-            "schema_version": SCHEMA_VERSION, "when": datetime.now(UTC).isoformat(timespec="seconds"),
-            "settings": settings(options), "environment": before, "contests": [],
+            "schema_version": SCHEMA_VERSION,
+            "when": datetime.now(UTC).isoformat(timespec="seconds"),
+            "settings": settings(options),
+            "environment": before,
+            "contests": [],
             "speed": {"ratios": [], "inside": [], "predicted": [], "memory": [], "same_greedy_texts": {}},
-            "calls": [], "context": None, "equality": [], "startup": [], "goals": [], "skipped": [], "failed": [],
+            "calls": [],
+            "context": None,
+            "equality": [],
+            "startup": [],
+            "goals": [],
+            "skipped": [],
+            "failed": [],
             "records": [],
-        }  # fmt: skip
+        }
 
     def guarded(self, name: str, part: Callable[[], None]) -> None:
         """Does one part; what goes wrong in it is kept, and the others are done all the same."""

@@ -45,7 +45,7 @@ PY
 
 # Only the files that have such tests: others may import what a bare machine lacks.
 if "$python" -c 'import pytest' 2>/dev/null; then
-  mapfile -t files < <(grep -lE 'mark\.gpu' tests/test_*.py)
+  mapfile -t files < <(grep -rlE 'mark\.gpu' --include='test_*.py' tests)
   step tests 80 "$python" -m pytest -q -m gpu -p no:cacheprovider --continue-on-collection-errors "${files[@]}"
 else
   echo "tests marked gpu: not run, there is no pytest" >"$work/tests.log"

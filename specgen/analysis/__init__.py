@@ -1,0 +1,1 @@
+"""From stored results to tables, predictions, verdicts and comparisons. No torch."""

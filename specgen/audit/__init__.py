@@ -1,0 +1,1 @@
+"""Is the text still the target's? A file a check."""

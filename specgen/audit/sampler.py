@@ -1,0 +1,175 @@
+"""Check `sampler`: frequencies of thousands of rounds against the law, by a G-test and transforms."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from specgen.audit.findings import Finding, Status
+from specgen.audit.law import PlainRows
+from specgen.audit.watching import AlwaysAccepts, LastProposal, Memoised
+from specgen.drafting.drafter import Drafter
+from specgen.sampling.randomness import Stream, keyed_uniform, prompt_digest
+from specgen.settings import Mode
+from specgen.verification.law import law
+
+if TYPE_CHECKING:
+    from specgen.audit.auditor import Auditor
+
+LEVEL = 1e-4  # of each of the sampler's three tests: how often it may reject an honest pair
+
+
+EXPECTED = 5.0  # the least expected count of a bin
+
+
+SAMPLER_PREFIXES = 4
+
+
+class Sampler:
+    """Single rounds from fixed prefixes through the audited loop, and what their committed tokens say of its law.
+
+    Given the text before it, and that the round got there, a committed token has the law of the target (approximate
+    modes: of their rule, at tested positions). So its probability integral transform, randomised within its own cell,
+    is uniform and independent of all before it; tokens are put in order of draft/target, so that a lean toward or
+    away from the draft shows as a shift.
+    """
+
+    def __init__(self, auditor: Auditor, target: Memoised, drafter: Drafter) -> None:
+        self.auditor, self.target = auditor, target
+        self.drafter = LastProposal(drafter)
+        self.rows = PlainRows(target, drafter, auditor.processors)
+        self.prefixes = self._prefixes()
+        self.counts: dict[tuple[tuple[int, ...], bool], Counter[int]] = {}
+        self.transforms: dict[str, list[float]] = {"all": [], "bonus": []}
+        self.zeros: list[str] = []
+        self.done = self.boundary_rounds = self.tried = self.tested = 0
+
+    def _prefixes(self) -> list[list[int]]:
+        """Places where the draft has something to propose: the prompts' ends, or else in the target's own text."""
+        found = [list(prompt) for prompt in self.auditor.prompts[:SAMPLER_PREFIXES]]
+        silent = [prefix for prefix in found if self.rows.of_draft(prefix) is None]
+        found = [prefix for prefix in found if prefix not in silent]
+        for i in range(len(self.auditor.prompts)):
+            if len(found) >= 2:  # few, so that each is drawn from often
+                break
+            text, n = self.auditor._text(i), len(self.auditor.prompts[i])
+            places = range(n + (len(text) - n) // 2, len(text))
+            found += [text[:end] for end in places if self.rows.of_draft(text[:end]) is not None][:1]
+        return found or silent
+
+    def round(self, n: int, *, boundary: bool = False) -> None:
+        auditor = self.auditor
+        prefix = self.prefixes[n % len(self.prefixes)]
+        seed = auditor.sampling.seed + n
+        uniforms = auditor._source(seed, prefix)
+        if boundary:
+            uniforms = AlwaysAccepts(uniforms)
+        r = next(
+            auditor._rounds(
+                prefix,
+                seed,
+                target=self.target,
+                drafter=self.drafter,
+                uniforms=uniforms,
+                length=auditor.sampling.k + 1,
+            )
+        )
+        text = list(prefix)
+        spread = keyed_uniform(
+            seed, prompt_digest(prefix), int(Stream.CHECK), torch.arange(len(prefix), len(prefix) + len(r.tokens))
+        )
+        drafted = self.drafter.proposal.tokens
+        for i, token in enumerate(r.tokens):
+            row = self._expected(text, i < r.drafted)
+            if boundary and i < len(drafted):
+                self.tried += int(self.rows.of_target(text)[drafted[i]] == 0)
+            if row[token] <= 0:
+                where = "a boundary draw" if boundary else "an ordinary draw"
+                self.zeros.append(f"token {token}, which the target gives 0, was committed at {where}")
+            elif not boundary:
+                key = (tuple(text), i < r.drafted)
+                self.counts.setdefault(key, Counter())[token] += 1
+                u = self._transform(row, self.rows.of_draft(text), token, float(spread[i]))
+                self.transforms["all"].append(u)
+                self.tested += i < r.drafted
+                if i >= r.drafted:
+                    self.transforms["bonus"].append(u)
+            text.append(token)
+        self.done += not boundary
+        self.boundary_rounds += boundary
+
+    def _expected(self, text: Sequence[int], tested: bool) -> Tensor:
+        row = self.rows.of_target(text)
+        if tested and self.auditor.mode.approximate:
+            draft = self.rows.of_draft(text)
+            assert draft is not None
+            assert self.auditor.rule is not None
+            return law(self.auditor.rule, row, draft)
+        return row
+
+    @staticmethod
+    def _transform(row: Tensor, draft: Tensor | None, token: int, spread: float) -> float:
+        ids = torch.arange(len(row), device=row.device)
+        if draft is None:
+            below = ids < token
+        else:
+            lean = torch.where(row > 0, draft / row, torch.zeros_like(row))
+            below = (lean < lean[token]) | ((lean == lean[token]) & (ids < token))
+        return min(1.0, float(row[below].sum()) + spread * float(row[token]))
+
+    def _g_test(self) -> tuple[float, int]:
+        """G and its degrees of freedom, summed over the places with counts enough; by Williams' correction."""
+        total, freedom = 0.0, 0
+        for (text, tested), counter in self.counts.items():
+            n = sum(counter.values())
+            if n < 2 * EXPECTED:
+                continue
+            expected = self._expected(text, tested).cpu() * n
+            observed = torch.zeros_like(expected)
+            observed[list(counter)] = torch.tensor(list(counter.values()), dtype=expected.dtype)
+            alone = expected >= EXPECTED
+            e, o = expected[alone].tolist(), observed[alone].tolist()
+            rest_e, rest_o = float(expected[~alone].sum()), float(observed[~alone].sum())
+            if rest_e >= EXPECTED:
+                e.append(rest_e)
+                o.append(rest_o)
+            elif e:
+                least = e.index(min(e))
+                e[least] += rest_e
+                o[least] += rest_o
+            if len(e) < 2:
+                continue
+            g = 2 * sum(b * math.log(b / a) for a, b in zip(e, o, strict=True) if b)
+            total += g / (1 + (sum(n / a for a in e) - 1) / (6 * n * (len(e) - 1)))
+            freedom += len(e) - 1
+        return total, freedom
+
+    def finding(self) -> Finding:
+        from scipy import stats
+
+        g, freedom = self._g_test()
+        p = {}
+        if freedom:
+            p[f"G {g:.1f} on {freedom} degrees of freedom"] = float(stats.chi2.sf(g, freedom))
+        for name, values in self.transforms.items():
+            if len(values) >= 2 * EXPECTED:
+                p[f"uniformity, {name} ({len(values)})"] = float(stats.kstest(values, "uniform").pvalue)
+        positions = len(self.transforms["all"])
+        notes = [f"{name}: p = {value:.2g}" for name, value in p.items() if value < LEVEL] + self.zeros[:3]
+        if self.auditor.mode is not Mode.COUPLED and not self.tried:
+            notes.append(f"no token of target probability 0 was drafted in {self.boundary_rounds} boundary rounds")
+        least = min(p.values(), default=None)
+        tests = ", ".join(f"{name}: p {value:.2g}" for name, value in p.items()) or "too few rounds for a test"
+        measured = f"{self.done} rounds, {self.tested} tested tokens: {tests}"
+        measured += f"; {len(self.zeros)} tokens of target probability 0 committed ({self.tried} drafted at u = 0)"
+        passed = not self.zeros and (least is None or least >= LEVEL)
+        if passed and least is None:
+            status = Status.NO_TIME if self.auditor.left_out else Status.NOT_APPLICABLE
+            return Finding("sampler", status, measured, f"p {LEVEL:g}", None, positions)
+        bound = f"p {LEVEL:g} each; 0"
+        return self.auditor._finding("sampler", passed, measured, bound, least, positions, notes, unit="rounds")

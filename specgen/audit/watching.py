@@ -1,0 +1,187 @@
+"""Models, drafters and processors that watch, remember or bend what passes through them."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specgen.drafting.drafter import Drafter, Proposal
+from specgen.models.protocol import LanguageModel, prefill
+from specgen.sampling.processors import Processors
+from specgen.sampling.randomness import Stream, Uniforms
+
+
+class Memoised:
+    """A model whose logits are computed once a prefix, so that thousands of rounds cost few calls.
+
+    The model behind it is brought to a prefix by its own roll-back and forward; the least recently used rows go
+    first. Where it has sliding windows, it begins anew instead: a trimmed window cannot be rolled back far.
+    """
+
+    def __init__(self, model: LanguageModel) -> None:
+        self.model, self.role, self.vocabulary = model, model.role, model.vocabulary
+        self.tokens: list[int] = []
+        self.calls = 0
+        self._held: list[int] = []  # what the model's cache holds
+        self._rows: OrderedDict[tuple[int, ...], Tensor] = OrderedDict()
+        self._room = max(64, min(100_000, 2**27 // max(1, self.vocabulary)))
+        config = getattr(getattr(model, "model", None), "config", None)
+        self._windowed = config is not None and bool(getattr(config.get_text_config(), "sliding_window", None))
+        model.reset()
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        return (len(self.tokens),)
+
+    def logits(self, prefix: Sequence[int]) -> Tensor:
+        """[V], of what follows the prefix."""
+        return self._get(list(prefix), 1)[0]
+
+    def forward(self, tokens: Tensor, rows: int) -> Tensor:
+        self.tokens += tokens[0].tolist()
+        return torch.stack(self._get(self.tokens, rows))[None]
+
+    def rollback(self, counts: Sequence[int]) -> None:
+        (count,) = counts
+        if not 0 <= count <= len(self.tokens):
+            raise ValueError(f"cannot roll back {count} of {len(self.tokens)} tokens")
+        del self.tokens[len(self.tokens) - count :]
+
+    def reset(self) -> None:
+        self.tokens = []
+
+    def score(self, tokens: Sequence[int], start: int) -> Iterator[tuple[int, Tensor]]:
+        return self.model.score(tokens, start)
+
+    def _get(self, text: list[int], rows: int) -> list[Tensor]:
+        first = len(text) - rows + 1
+        keys = [tuple(text[:end]) for end in range(first, len(text) + 1)]
+        missing = next((i for i, key in enumerate(keys) if key not in self._rows), None)
+        known = {key: self._rows[key] for key in keys[:missing]}
+        if missing is not None:
+            for i, row in enumerate(self._compute(text, first + missing), missing):
+                known[keys[i]] = self._rows[keys[i]] = row
+        for key in keys:
+            self._rows.move_to_end(key)
+        while len(self._rows) > self._room:
+            self._rows.popitem(last=False)
+        return [known[key] for key in keys]
+
+    def _compute(self, text: list[int], end: int) -> Tensor:
+        """Rows of what follows text[:end], text[:end + 1], … text."""
+        self.calls += 1
+        same = 0
+        for a, b in zip(self._held, text[: end - 1], strict=False):
+            if a != b:
+                break
+            same += 1
+        if self._windowed and same < len(self._held):
+            self.model.reset()
+            same = 0
+        else:
+            self.model.rollback([len(self._held) - same])
+        prefill(self.model, text[same : end - 1])
+        self._held = list(text)
+        return self.model.forward(torch.tensor([text[end - 1 :]]), len(text) - end + 1)[0]
+
+
+class LastCall:
+    """A model that keeps the logits of its last call."""
+
+    def __init__(self, model: LanguageModel) -> None:
+        self.model, self.role, self.vocabulary = model, model.role, model.vocabulary
+        self.rows = torch.empty(0)
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        return self.model.lengths
+
+    def forward(self, tokens: Tensor, rows: int) -> Tensor:
+        logits = self.model.forward(tokens, rows)
+        self.rows = logits[0]
+        return logits
+
+    def rollback(self, counts: Sequence[int]) -> None:
+        self.model.rollback(counts)
+
+    def reset(self) -> None:
+        self.model.reset()
+
+    def score(self, tokens: Sequence[int], start: int) -> Iterator[tuple[int, Tensor]]:
+        return self.model.score(tokens, start)
+
+
+class LastProposal:
+    """A drafter that keeps its last proposal."""
+
+    def __init__(self, drafter: Drafter) -> None:
+        self.drafter, self.kind = drafter, drafter.kind
+        self.proposal = Proposal((), torch.empty(0))
+
+    @property
+    def cached(self) -> int:
+        return self.drafter.cached
+
+    def start(self, prompt: Sequence[int]) -> None:
+        self.drafter.start(prompt)
+
+    def propose(self, prefix: Sequence[int], k: int, round_index: int, uniforms: Uniforms) -> Proposal:
+        self.proposal = self.drafter.propose(prefix, k, round_index, uniforms)
+        return self.proposal
+
+    def rollback(self, count: int) -> None:
+        self.drafter.rollback(count)
+
+    def score(self, tokens: Sequence[int], start: int) -> Iterator[tuple[int, list[Tensor | None]]]:
+        return self.drafter.score(tokens, start)
+
+
+class LastProbs(Processors):
+    """Processors that keep what they last returned."""
+
+    def __init__(self, inner: Processors) -> None:
+        super().__init__(inner.chain, greedy=inner.greedy)
+        self.inner = inner
+        self.probs = torch.empty(0)
+
+    def scores(self, logits: Tensor, prefix: Sequence[int], drafted: Sequence[int] = ()) -> Tensor:
+        return self.inner.scores(logits, prefix, drafted)
+
+    def __call__(self, logits: Tensor, prefix: Sequence[int], drafted: Sequence[int] = ()) -> Tensor:
+        self.probs = self.inner(logits, prefix, drafted)
+        return self.probs
+
+
+class AlwaysAccepts:
+    """Every acceptance draw is 0.0, the lowest that a uniform can be; all other draws are real."""
+
+    def __init__(self, uniforms: Uniforms) -> None:
+        self.uniforms = uniforms
+
+    def __call__(self, stream: Stream, position: int, round_index: int, edges: Tensor) -> float:
+        if stream is Stream.ACCEPT:
+            return 0.0
+        return self.uniforms(stream, position, round_index, edges)
+
+
+def plain_chain(processors: Processors) -> Processors:
+    """The same chain in the class that plain decoding uses."""
+    return Processors(processors.chain, greedy=processors.greedy)
+
+
+def short_name(processor: Any) -> str:
+    return type(processor).__name__.removesuffix("LogitsProcessor").removesuffix("LogitsWarper")
+
+
+def at_least_float32(logits: Tensor) -> Tensor:
+    return logits if logits.dtype == torch.float64 else logits.float()
+
+
+def widened(probs: Tensor) -> Tensor:
+    """In float64 (on the CPU where the device has none), rows summing to 1."""
+    wide = probs.cpu().double() if probs.device.type == "mps" else probs.double()
+    return wide / wide.sum(-1, keepdim=True)

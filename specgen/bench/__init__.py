@@ -1,0 +1,1 @@
+"""Does it pay, and at which k?"""

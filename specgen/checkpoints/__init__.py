@@ -1,0 +1,1 @@
+"""From a name to weights: locate, convert, load, compare vocabularies."""

@@ -1,0 +1,1 @@
+"""Rounds as CUDA graphs, and their double without capture."""

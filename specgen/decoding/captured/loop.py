@@ -1,0 +1,484 @@
+"""The captured loop: a round is a few CUDA graphs replayed one after another, and one read by the host.
+
+Everything that a round needs is a tensor on the device: the text's length, the tokens to feed, the key words of the
+uniforms, the drafted tokens with their distributions. Caches are written in place, at slots computed there too. What
+a round did comes back as one row of numbers. Without CUDA the very same step functions are called instead of
+replayed: that is how the tests prove them.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specgen.decoding.captured.capture import Capture, Captured, Step
+from specgen.decoding.settle import until_the_end
+from specgen.drafting.drafter import Drafter
+from specgen.errors import CaptureError, RunError
+from specgen.models.static import AHEAD, StaticCache, first_line, tier
+from specgen.rounds.record import Committed, Ended, Finish, Origin, Round
+from specgen.sampling.device import DeviceNoise, DeviceUniforms, on_device
+from specgen.sampling.processors import Processors, not_finite
+from specgen.sampling.randomness import KeyedUniforms, Stream, draw
+from specgen.settings import Mode, Sampling
+from specgen.verification.law import expected_acceptance, law, overlap, total_variation
+from specgen.verification.rules import Rule, rule_for
+
+
+class GraphLoop:
+    """Speculative generation, or plain decoding where there is neither draft nor drafter, of one text after another.
+
+    draft: a model, whose steps are captured too. drafter: one that proposes on the host instead, such as n-grams.
+
+    Usage: `prepare`, `start`, `rounds`. The numbers that a round leaves, one row of float64, are named in `_names`.
+    """
+
+    def __init__(
+        self,
+        target: StaticCache,
+        draft: StaticCache | None,
+        processors: Processors,
+        sampling: Sampling,
+        capture: Capture,
+        drafter: Drafter | None = None,
+    ) -> None:
+        self.target, self.draft, self.drafter = target, draft, drafter
+        self.chain, self.greedy = on_device(processors), processors.greedy
+        self.processors = processors  # kept alive: loops are told apart by it
+        self.k = 0 if draft is None and drafter is None else sampling.k
+        self.rule: Rule = rule_for(sampling)
+        self.capture = capture
+        self.coupled = sampling.mode is Mode.COUPLED
+        device = target.model.device
+        self.uniforms: Any = (DeviceNoise if self.coupled else DeviceUniforms)(device)
+        self._steps: dict[tuple[str, int], Captured] = {}
+        self._versions: tuple[int, ...] = ()
+        self._failed: CaptureError | None = None
+        self._allocate(device)
+
+    @torch.inference_mode()
+    def _allocate(self, device: torch.device) -> None:
+        whole = functools.partial(torch.zeros, dtype=torch.int64, device=device)
+        k, vocabulary = self.k, self.target.model.vocabulary
+        self.n = whole(1)  # committed tokens, the prompt's among them
+        self.limit = whole(1)  # the most there may be
+        self.offered = torch.full((1,), k, device=device)  # drafted tokens, where there is room for them
+        self.round = whole(1)
+        self.tail = whole(2)  # the last two committed tokens
+        self.drafted = whole(k)
+        self.j = whole(1)  # which of them was drafted last
+        self.ahead = torch.arange(k + 1, device=device)
+        self.bad_draft = torch.zeros(k, dtype=torch.bool, device=device)
+        self.logits = torch.zeros(k + 1, vocabulary, dtype=self.target.dtype, device=device)
+        draft_dtype = self.draft.dtype if self.draft is not None else self.target.dtype
+        wide = torch.float64 if draft_dtype == torch.float64 else torch.float32
+        self.draft_probs = torch.zeros(0 if self.greedy else k, vocabulary, dtype=wide, device=device)
+        self._names = self._layout()
+        self.out = torch.zeros(sum(self._names.values()), dtype=torch.float64, device=device)
+        self._moving = (self.n, self.round, self.tail, self.drafted, self.j, self.draft_probs, self.bad_draft)
+
+    def _layout(self) -> dict[str, int]:
+        """What a round leaves, and how many numbers each is."""
+        k = self.k
+        names = {
+            "accepted": 1,
+            "next": 1,
+            "drafted": k,
+            "bad_draft": k,
+            "bad_target": k + 1,
+            "log_prob": k + 1,
+            "entropy": k + 1,
+            "support": k + 1,
+            "overlap": k,
+            "impossible": 2,
+        }
+        if self.k and self.rule.name not in (Mode.EXACT, Mode.GREEDY):
+            names["expected"] = k
+            if not self.rule.by_match:
+                names["biases"] = k
+        return names
+
+    # ----------------------------------------------------------------------------- steps: no host read in any of them
+
+    def _scores(self, logits: Tensor) -> Tensor:
+        """Processed logits [n, V], in float32 (float64 stays)."""
+        scores = logits if logits.dtype == torch.float64 else logits.float()
+        for processor in self.chain:
+            scores = processor(None, scores)
+        return scores
+
+    def _first_draft_step(self, extent: int) -> None:
+        """Feeds the last two tokens: the one before the last is known already unless everything was accepted."""
+        self.j.zero_()
+        # A text of one token feeds it twice, to one slot.
+        self._draft_step(self.tail, (self.n - 2 + self._arange(2)).clamp(min=0), extent)
+
+    def _next_draft_step(self, extent: int) -> None:
+        token = self.drafted.index_select(0, self.j)
+        self.j += 1
+        self._draft_step(token, self.n - 1 + self.j, extent)
+
+    def _draft_step(self, tokens: Tensor, slots: Tensor, extent: int) -> None:
+        assert self.draft is not None
+        logits = self.draft.forward(tokens, slots, 1, extent)
+        scores = self._scores(logits)
+        self.bad_draft.index_copy_(0, self.j, ~torch.isfinite(logits).all(-1))
+        if self.greedy:
+            token = scores.argmax(-1)
+        else:
+            probs = scores.softmax(-1)
+            token = self._draw(probs[0], Stream.DRAFT, self.n + self.j, self.round)
+            self.draft_probs.index_copy_(0, self.j, probs)
+        self.drafted.index_copy_(0, self.j, token.view(1))
+
+    def _arange(self, n: int) -> Tensor:
+        return self.ahead[:n] if n <= len(self.ahead) else torch.arange(n, device=self.ahead.device)
+
+    def _draw(self, weights: Tensor, stream: Any, position: Any, round_index: Any) -> Tensor:
+        return draw(weights, stream, position, round_index, self.uniforms)
+
+    def _room(self) -> Tensor:
+        """How many tokens are drafted this round [1]: what was offered, and fewer at the text's end."""
+        return torch.minimum(self.limit - self.n - 1, self.offered)
+
+    def _target_step(self, width: int, extent: int) -> None:
+        """The last token and width − 1 drafted ones. Those behind what was drafted this round are fed for nothing:
+        one width serves the text's end too."""
+        ahead = self._arange(width)
+        slots = self.n - 1 + ahead
+        # No position beyond the text's limit, for which a model may have no embedding.
+        positions = torch.minimum(slots, self.n - 1 + self._room())
+        tokens = torch.cat([self.tail[1:], self.drafted[: width - 1]])
+        self.logits[:width] = self.target.forward(tokens, slots, width, extent, positions)
+
+    def _judge_step(self) -> None:
+        """The rule on every drafted token at once, the token that follows, and what the host is told."""
+        k, scores = self.k, self._scores(self.logits)
+        told: dict[str, Tensor] = {"drafted": self.drafted, "bad_draft": self.bad_draft}
+        told["bad_target"] = ~torch.isfinite(self.logits).all(-1)
+        if self.greedy:
+            accepted, token = self._match(scores.argmax(-1))
+            ones = torch.ones(k + 1, device=scores.device)
+            told |= {"log_prob": ones * 0, "entropy": ones * 0, "support": ones}
+            told |= {"overlap": scores[:k].argmax(-1) == self.drafted, "impossible": ones.new_zeros(2)}
+        else:
+            target_probs = scores.softmax(-1)
+            draft_probs = self.draft_probs.to(target_probs)
+            if self.k == 0:
+                accepted, token, impossible = self._plain(target_probs)
+            elif self.rule.by_match:
+                own = [
+                    self._draw(row, Stream.CORRECTION, self.n + j, self.round) for j, row in enumerate(target_probs)
+                ]
+                accepted, token = self._match(torch.stack(own))
+                impossible = target_probs.new_zeros(2)
+            else:
+                accepted, token, impossible = self._test(target_probs, draft_probs)
+            told["impossible"] = impossible
+            told |= self._describe(target_probs, draft_probs, accepted, token)
+        told |= {"accepted": accepted, "next": token}
+        self.out.copy_(torch.cat([told[name].reshape(-1).double() for name in self._names]))
+        self._commit(accepted, token)
+
+    def _plain(self, target_probs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        token = self._draw(target_probs[0], Stream.PLAIN, self.n, torch.zeros_like(self.round))
+        return torch.zeros_like(self.n), token.view(1), target_probs.new_zeros(2)
+
+    def _match(self, own: Tensor) -> tuple[Tensor, Tensor]:
+        """accepted [1] and the token [1] that follows, where the target's own draws [k+1] decide."""
+        ahead = self.ahead[: self.k]
+        kept = (own[: self.k] == self.drafted) & (ahead < self._room())
+        accepted = kept.long().cumprod(0).sum(0, keepdim=True)
+        return accepted, own.index_select(0, accepted)
+
+    def _test(self, target_probs: Tensor, draft_probs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """accepted [1], the token [1] that follows, and whether a rejection or a correction cannot be [2]."""
+        k, room, ahead = self.k, self._room(), self.ahead[: self.k]
+        keep = self.rule.accept(target_probs[:k], draft_probs)
+        a = keep.gather(1, self.drafted[:, None])[:, 0].double()
+        u = self.uniforms(Stream.ACCEPT, self.n + ahead, self.round, a)
+        accepted = ((u < a) & (ahead < room)).long().cumprod(0).sum(0, keepdim=True)
+        rejected = accepted < room
+        at = accepted.clamp(max=k - 1)
+        target_row, draft_row, keep_row = (
+            rows.index_select(0, index)[0]
+            for rows, index in ((target_probs, accepted), (draft_probs, at), (keep, at))
+        )
+        weights = torch.where(rejected, self.rule.correction(target_row, draft_row, keep_row), target_row)
+        stream = self.uniforms.either(rejected, Stream.CORRECTION, Stream.BONUS)
+        token = self._draw(weights, stream, self.n + accepted, self.round).view(1)
+        x = self.drafted.index_select(0, at)
+        p, q = (target_row.index_select(0, i) for i in (x, token)), (draft_row.index_select(0, i) for i in (x, token))
+        (px, py), (qx, qy) = p, q
+        return accepted, token, torch.cat([px >= qx, py <= qy])
+
+    def _describe(
+        self, target_probs: Tensor, draft_probs: Tensor, accepted: Tensor, token: Tensor
+    ) -> dict[str, Tensor]:
+        """The few numbers a run keeps of each position, by `decoding`'s formulas; [k+1] of targets, [k] of pairs.
+        Those of positions that were not committed, or not tested, mean nothing."""
+        k, tiny = self.k, torch.finfo(target_probs.dtype).tiny
+        written = torch.where(self.ahead < accepted, torch.cat([self.drafted, token]), token)
+        told = {
+            "log_prob": target_probs.gather(1, written[:, None])[:, 0].log(),
+            "entropy": -(target_probs * target_probs.clamp(min=tiny).log()).sum(-1),
+            "support": (target_probs > 0).sum(-1),
+            "overlap": overlap(target_probs[:k], draft_probs),
+        }
+        if "expected" in self._names:  # a row at a time: coupled's is computed in float64
+            rows = [expected_acceptance(self.rule, target_probs[j], draft_probs[j]) for j in range(k)]
+            told["expected"] = torch.stack(rows)
+        if "biases" in self._names:
+            outcome = law(self.rule, target_probs[:k], draft_probs)
+            told["biases"] = total_variation(outcome, target_probs[:k])
+        return told
+
+    def _commit(self, accepted: Tensor, token: Tensor) -> None:
+        """The next round's start. Both caches are rolled back by this: what lies behind is hidden by the mask."""
+        before = torch.cat([self.tail[1:], self.drafted]).index_select(0, accepted)
+        self.tail.copy_(torch.cat([before, token]))
+        self.n += accepted + 1
+        self.round += 1
+
+    # ----------------------------------------------------------------------------------------------- the host's side
+
+    def _step(self, kind: str, extent: int) -> Step:
+        """kind: a name, or how many tokens the target is called with."""
+        if kind == "judge":
+            return self._judge_step
+        draft = {"first": self._first_draft_step, "next": self._next_draft_step}
+        if kind in draft:
+            return functools.partial(draft[kind], extent)
+        return functools.partial(self._target_step, int(kind), extent)
+
+    def _kinds(self) -> list[str]:
+        """The steps of a round, each once."""
+        draft = ["first", "next"][: self.k] if self.draft is not None else []
+        return [*draft, str(self.k + 1), "judge"]
+
+    @torch.inference_mode()
+    def _ready(self, slots: int, kinds: Sequence[str] = ()) -> int:
+        """Buffers and graphs for calls that write up to slot slots − 1; the extent to call with.
+
+        Raises CaptureError.
+        """
+        extent = tier(slots)
+        caches = [c for c in (self.target, self.draft) if c is not None]
+        for cache in caches:
+            cache.grow(extent)
+        versions = tuple(cache.version for cache in caches)
+        if versions != self._versions:  # graphs write to addresses that are no longer the cache's
+            self._steps, self._versions = {k: s for k, s in self._steps.items() if k[0] == "judge"}, versions
+        for kind in kinds or self._kinds():
+            key = (kind, 0 if kind == "judge" else extent)
+            if key not in self._steps:
+                self._steps[key] = self._captured(kind, extent)
+        return extent
+
+    def _captured(self, kind: str, extent: int) -> Captured:
+        if self._failed is not None:  # it would fail again, after as long a time
+            raise self._failed
+        kept = [tensor.clone() for tensor in self._moving]
+
+        def undo() -> None:
+            for tensor, before in zip(self._moving, kept, strict=True):
+                tensor.copy_(before)
+            self.j.zero_()  # between rounds it counts all that were drafted: one more has no place
+
+        try:
+            undo()
+            return self.capture(self._step(kind, extent), undo)
+        except (RuntimeError, RunError) as error:
+            self._failed = CaptureError(f"a step could not be captured: {first_line(error)}")
+            raise self._failed from error
+
+    @torch.inference_mode()
+    def _replay(self, kind: str, extent: int) -> None:
+        self._steps[kind, 0 if kind == "judge" else extent].replay()
+
+    def _read(self) -> dict[str, list[float]]:
+        """What the last round left: the one read of a round, which also waits for it."""
+        values = iter(self.out.tolist())
+        return {name: [next(values) for _ in range(n)] for name, n in self._names.items()}
+
+    @torch.inference_mode()
+    def prepare(self, prompt: int, max_new_tokens: int) -> None:
+        """Room and graphs for a prompt of so many tokens, so that neither is made while the text is timed.
+
+        Raises CaptureError.
+        """
+        self._place([0] * 2, prompt, prompt + max_new_tokens)
+        for cache in (self.target, self.draft):
+            if cache is not None:
+                cache.grow(tier(prompt + min(max_new_tokens, AHEAD) + self.k + 1))
+        self._ready(prompt + self.k + 1)
+
+    def _place(self, tail: Sequence[int], n: int, limit: int) -> None:
+        """The state of a text of n tokens that ends with these two."""
+        with torch.inference_mode():
+            self.tail.copy_(torch.tensor(tail))
+            self.n.fill_(n)
+            self.limit.fill_(limit)
+
+    @torch.inference_mode()
+    def start(self, prompt: Sequence[int]) -> None:
+        """Prefill: both sides take in all of the prompt but its last token."""
+        if not prompt:
+            raise ValueError("the prompt holds no token")
+        for cache in (self.target, self.draft):
+            if cache is not None:
+                cache.model.reset()  # the eager loop's cache, which would only take up memory
+                cache.grow(tier(len(prompt)))
+                cache.prefill(prompt[:-1])
+        if self.drafter is not None:
+            self.drafter.start(prompt)
+
+    def rounds(
+        self,
+        prompt: Sequence[int],
+        *,
+        max_new_tokens: int,
+        uniforms: Any,
+        ended: Ended,
+        clock: Callable[[], Any] = time.perf_counter,
+    ) -> Iterator[Round]:
+        """Generation after `prepare` and `start`: what `speculative` and `autoregressive` yield."""
+        text, limit = list(prompt), len(prompt) + max_new_tokens
+        self._begin(text, limit, uniforms)
+        finish: Finish | None = None
+        index = 0
+        while finish is None:
+            try:
+                extent = self._ready(len(text) + self.k + 1)
+            except CaptureError as error:
+                raise RunError(f"engine graph: {error}; use --engine eager") from error
+            began = clock()
+            drafting = self._propose(text, min(self.k, limit - len(text) - 1), index, uniforms, extent)
+            drafted = clock()
+            self._replay(str(self.k + 1), extent)
+            verified = clock()
+            self._replay("judge", extent)
+            settled = self._settle(self._read(), index, len(text), drafting, limit - len(text), ended)
+            text += settled.tokens
+            if self.drafter is not None:
+                self.drafter.rollback(max(0, self.drafter.cached - (len(text) - 1)))
+            done = clock()
+            finish, index = settled.finish, index + 1
+            if finish is not None:  # an end inside a block: the device went on behind it
+                self._place((text[-2:] * 2)[:2], len(text), limit)
+            yield replace(
+                settled,
+                draft_s=drafted - began if drafting else 0.0,
+                verify_s=verified - drafted,
+                total_s=done - began,
+            )
+
+    def _propose(self, text: Sequence[int], most: int, index: int, uniforms: Any, extent: int) -> int:
+        """Drafts up to so many tokens; how many they are."""
+        if self.drafter is None:
+            for j in range(most):
+                self._replay("next" if j else "first", extent)
+            return most
+        proposal = self.drafter.propose(text, most, index, uniforms)
+        n = len(proposal.tokens)
+        with torch.inference_mode():
+            self.offered.fill_(n)
+            if n:
+                self.drafted[:n] = torch.tensor(proposal.tokens)
+                if not self.greedy:
+                    self.draft_probs[:n] = proposal.probs
+        return n
+
+    @torch.inference_mode()
+    def _begin(self, text: Sequence[int], limit: int, uniforms: Any) -> None:
+        self._place([*text[-1:], *text[-2:]][-2:], len(text), limit)
+        self.round.zero_()
+        if isinstance(uniforms, KeyedUniforms):
+            self.uniforms.take(uniforms)
+        else:  # a test's own
+            self.uniforms = uniforms
+
+    def _settle(
+        self, told: dict[str, list[float]], index: int, position: int, drafting: int, room: int, ended: Ended
+    ) -> Round:
+        """The round's record, but for its times; cut at the first end."""
+        for model, bad, rows in (
+            (self.draft, told["bad_draft"], drafting),
+            (self.target, told["bad_target"], drafting + 1),
+        ):
+            if model is not None and any(bad[:rows]):
+                for cache in (self.target, self.draft):
+                    if cache is not None:  # the next text is not to find it there
+                        cache.clear()
+                raise not_finite(model.model.role, position + bad.index(1.0))
+        accepted = int(told["accepted"][0])
+        rejected = accepted < drafting
+        drafted, token = [int(t) for t in told["drafted"]], int(told["next"][0])
+        written, finish = until_the_end([*drafted[:accepted], token], ended, room)
+        tested = min(accepted + rejected, len(written))
+        last = Origin.PLAIN if self.k == 0 else Origin.CORRECTION if rejected else Origin.BONUS
+        origins = [Origin.ACCEPTED] * accepted + [last]
+        committed = tuple(
+            Committed(
+                token,
+                origins[i],
+                told["log_prob"][i],
+                told["entropy"][i],
+                int(told["support"][i]),
+                told["overlap"][i] if i < tested else None,
+            )
+            for i, token in enumerate(written)
+        )
+        return Round(
+            index=index,
+            drafted=drafting,
+            tested=tested,
+            accepted=min(accepted, len(written)),
+            committed=committed,
+            overlaps=tuple(told["overlap"][:tested]),
+            expected=tuple(told.get("expected", ())[:tested]),
+            biases=tuple(told.get("biases", ())[:tested]),
+            impossible=self._impossible(told, committed, drafted[accepted] if rejected else None, token),
+            finish=finish,
+        )
+
+    def _impossible(
+        self, told: dict[str, list[float]], committed: Sequence[Committed], refused: int | None, token: int
+    ) -> tuple[str, ...]:
+        if self.k == 0:
+            return ()
+        events = [
+            f"committed token {c.token}, to which the target gives 0" for c in committed if c.log_prob == -torch.inf
+        ]
+        if refused is not None and told["impossible"][0]:
+            events.append(f"rejected token {refused}, to which the target gives no less than the draft")
+        if refused is not None and told["impossible"][1]:
+            events.append(f"corrected to token {token}, to which the target gives no more than the draft")
+        return tuple(events)
+
+    # ------------------------------------------------------------------------------------------------- for the probes
+
+    def probes(self, text: Sequence[int], widths: Sequence[int]) -> dict[str, Step]:
+        """Calls to be timed behind a text: "draft", a single draft step, and the target on so many tokens by number.
+
+        widths: none above k + 1. Starts the text anew. Raises CaptureError.
+        """
+        draft = ["next" if self.k > 1 else "first"] if self.draft is not None else []
+        kinds = [*draft, *(str(w) for w in widths)]
+        n = max(1, len(text) - 1)  # a draft step behind the first is one token further on
+        self._place([text[-1]] * 2, n, n + self.k + 1)
+        extent = self._ready(n + self.k + 1, kinds)
+        self.start(text)
+
+        def call(kind: str) -> None:
+            with torch.inference_mode():
+                self.j.zero_()
+                self._replay(kind, extent)
+
+        return {"draft" if kind in draft else kind: functools.partial(call, kind) for kind in kinds}

@@ -1,0 +1,218 @@
+"""One prompt's generation: an iterable of rounds that keeps its text, its statistics and its check."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+
+from specgen.decoding.captured.fits import loop_for
+from specgen.decoding.captured.loop import GraphLoop
+from specgen.decoding.loop import autoregressive, speculative, start
+from specgen.decoding.pair import Pair
+from specgen.decoding.self_check import CheckResult, SelfCheck, drift_bound, edge_fraction, not_applicable
+from specgen.decoding.text import TextStream
+from specgen.errors import CaptureError
+from specgen.machine.clocks import interleaved_medians, untimed
+from specgen.rounds.record import Ended, Finish, Round
+from specgen.rounds.statistics import Statistics, summarise
+from specgen.sampling.randomness import KeyedUniforms, SharedNoise, Uniforms, prompt_digest
+from specgen.settings import PROMISES, Mode
+from specgen.verification.rules import rule_for
+
+
+class Generation:
+    """Iterate over it to generate: each step is a finished `Round`. May be left early.
+
+    >>> generation = session.generate("Hello")      # doctest: +SKIP
+    >>> for round in generation: print(generation.take(), end="")      # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        pair: Pair,
+        prompt: Sequence[int],
+        *,
+        plain: bool = False,
+        ignore_ends: bool = False,
+        timed: bool = True,
+    ) -> None:
+        """ignore_ends: neither an end token nor a stop string ends the text, for timing runs of one length.
+
+        timed: whether rounds and prefill are; else their seconds are 0, and no clock is read.
+        """
+        self.pair = pair
+        self.prompt = tuple(prompt)
+        self.drafter = None if plain else pair.drafter
+        source = SharedNoise if pair.sampling.mode is Mode.COUPLED else KeyedUniforms
+        self.uniforms: Uniforms = source(pair.sampling.seed, prompt_digest(self.prompt))
+        self.rounds: list[Round] = []
+        self.prefill_s = 0.0
+        self.engine_note: str | None = None  # why the captured loop was asked for and did not serve
+        self._clock = pair.clock if timed else untimed
+        self._loop: GraphLoop | None = None
+        self._stream = TextStream(pair.tokenizer, pair.sampling.end_tokens, pair.sampling.stop)
+        self._ended: Ended = (lambda token: None) if ignore_ends else self._stream
+
+    def __iter__(self) -> Iterator[Round]:
+        pair, sampling = self.pair, self.pair.sampling
+        if self.rounds:
+            raise RuntimeError("this generation has been run; make a new one")
+        with self._alone():
+            pair.holder[0] = self
+            self._loop = self._captured_loop()
+            began = self._clock()
+            if self._loop is None:
+                start(pair.target, self.drafter, self.prompt)
+            else:
+                self._loop.start(self.prompt)
+            self.prefill_s = self._clock() - began
+        if self._loop is not None:
+            rounds = self._loop.rounds(
+                self.prompt,
+                max_new_tokens=sampling.max_new_tokens,
+                uniforms=self.uniforms,
+                ended=self._ended,
+                clock=self._clock,
+            )
+        elif self.drafter is None:
+            rounds = autoregressive(
+                pair.target,
+                pair.processors,
+                self.prompt,
+                max_new_tokens=sampling.max_new_tokens,
+                uniforms=self.uniforms,
+                ended=self._ended,
+                clock=self._clock,
+            )
+        else:
+            rounds = speculative(
+                pair.target,
+                self.drafter,
+                pair.processors,
+                self.prompt,
+                k=sampling.k,
+                max_new_tokens=sampling.max_new_tokens,
+                uniforms=self.uniforms,
+                ended=self._ended,
+                rule=pair.rule or rule_for(sampling),
+                clock=self._clock,
+            )
+        while True:
+            with self._alone():
+                self._hold_caches()
+                finished = next(rounds, None)
+            if finished is None:
+                return
+            self.rounds.append(finished)
+            yield finished
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """While the models work for this generation. Raises RuntimeError where they do for another one."""
+        if not self.pair.busy.acquire(blocking=False):
+            raise RuntimeError("this session generates in another thread: give each thread a session of its own")
+        try:
+            yield
+        finally:
+            self.pair.busy.release()
+
+    def _captured_loop(self) -> GraphLoop | None:
+        """The captured loop, with its graphs made; None where the engine is another or cannot serve this pair."""
+        if getattr(self.pair.target, "engine", "eager") != "graph":
+            return None
+        try:
+            loop = loop_for(self.pair, plain=self.plain)
+            loop.prepare(len(self.prompt), self.pair.sampling.max_new_tokens)
+        except CaptureError as reason:
+            self.engine_note = f"engine graph cannot serve, the eager loop does: {reason}"
+            return None
+        return loop
+
+    def _hold_caches(self) -> None:
+        """Raises RuntimeError where another generation of this session has taken the models' caches."""
+        if self.pair.holder[0] is not self:
+            raise RuntimeError("another generation of this session has begun: finish one before the next")
+
+    def run(self) -> Generation:
+        """Generates to the end."""
+        for _ in self:
+            pass
+        return self
+
+    @property
+    def plain(self) -> bool:
+        return self.drafter is None
+
+    @property
+    def promise(self) -> str:
+        """What the mode promises of the text; plain decoding is what the others are measured against."""
+        if self.plain:
+            return "plain decoding of the target, no draft"
+        return PROMISES[self.pair.sampling.mode]
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """Committed token ids, the end token among them."""
+        return tuple(t for r in self.rounds for t in r.tokens)
+
+    @property
+    def finish(self) -> Finish | None:
+        """None where it was interrupted."""
+        return self.rounds[-1].finish if self.rounds else None
+
+    @property
+    def text(self) -> str:
+        """The text of the committed tokens, without special tokens and without a stop string."""
+        stream = TextStream(self.pair.tokenizer, self.pair.sampling.end_tokens, self.pair.sampling.stop)
+        for token in self.tokens:
+            stream(token)
+        return stream.take(final=True)
+
+    def take(self, *, final: bool = False) -> str:
+        """The text that became certain since the last call (see `TextStream`)."""
+        return self._stream.take(final=final)
+
+    @property
+    def statistics(self) -> Statistics:
+        return summarise(self.rounds, drafting=not self.plain)
+
+    def check(self) -> CheckResult:
+        """The run's check of itself: one more, cache-free pass through target and draft."""
+        pair = self.pair
+        if pair.sampling.mode is Mode.GREEDY:
+            return not_applicable(Mode.GREEDY)
+        if pair.sampling.mode.approximate and not self.plain:
+            return not_applicable(pair.sampling.mode)
+        check = SelfCheck(
+            drift_bound(pair.dtype, pair.sampling.temperature), pair.sampling.mode, edge_fraction(pair.dtype)
+        )
+        check.add(pair.target, self.drafter, pair.processors, self.prompt, self.rounds)
+        return check.result()
+
+    def probe_cost(self, repeats: int = 5) -> dict[str, float] | None:
+        """Seconds of a draft step and of a single-token target step at the end of this text, and their ratio c.
+
+        Measured now, outside the run; None without a draft. Leaves the caches as they were.
+        """
+        if self.drafter is None or not self.rounds:
+            return None
+        self._hold_caches()
+        target, drafter, text = self.pair.target, self.drafter, [*self.prompt, *self.tokens]
+
+        def target_step() -> None:
+            cached = target.lengths[0]
+            target.forward(torch.tensor([text[cached:]]), 1)
+            target.rollback([target.lengths[0] - cached])
+
+        def draft_step() -> None:
+            drafter.propose(text, 1, len(self.rounds), self.uniforms)
+            drafter.rollback(max(0, drafter.cached - (len(text) - 1)))
+
+        steps: dict[str, Callable[[], object]] = {"target_s": target_step, "draft_s": draft_step}
+        if self._loop is not None:
+            probes = self._loop.probes(text, [1])
+            steps |= {"target_s": probes["1"], "draft_s": probes.get("draft", draft_step)}
+        medians = interleaved_medians(steps, self.pair.clock, repeats=repeats)
+        return {**medians, "c": medians["draft_s"] / medians["target_s"]}

@@ -1,0 +1,1 @@
+"""The Drafter protocol, and a file a kind."""

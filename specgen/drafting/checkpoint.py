@@ -1,0 +1,91 @@
+"""Drafters: what proposes. A checkpoint is one kind, prompt lookup another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from specgen.drafting.drafter import Proposal, Row
+from specgen.models.protocol import LanguageModel, prefill
+from specgen.models.ragged import RowsModel, padded
+from specgen.sampling.processors import Processors, check_finite
+from specgen.sampling.randomness import Stream, Uniforms, draw
+
+
+class ModelDrafter:
+    """A checkpoint that drafts by sampling from its own processed distribution (greedy: its argmax)."""
+
+    kind = "checkpoint"
+
+    def __init__(self, model: LanguageModel, processors: Processors) -> None:
+        self.model = model
+        self.processors = processors
+
+    @property
+    def cached(self) -> int:
+        return self.model.lengths[0]
+
+    def start(self, prompt: Sequence[int]) -> None:
+        self.model.reset()
+        prefill(self.model, prompt[:-1])
+
+    def propose(self, prefix: Sequence[int], k: int, round_index: int, uniforms: Uniforms) -> Proposal:
+        drafted: list[int] = []
+        rows: list[Tensor] = []
+        feed = list(prefix[self.cached :])  # the last token; two after a round in which everything was accepted
+        for j in range(k):
+            logits = self.model.forward(torch.tensor([feed]), 1)[0]
+            check_finite(logits, self.model.role, len(prefix) + j)
+            # A long text is copied only for those who read it.
+            text = prefix if self.processors.stateless else [*prefix, *drafted]
+            probs = self.processors(logits, text)[0]
+            token = int(draw(probs, Stream.DRAFT, len(prefix) + j, round_index, uniforms))
+            rows.append(probs)
+            drafted.append(token)
+            feed = [token]
+        return Proposal(tuple(drafted), torch.stack(rows) if rows else torch.empty(0, self.model.vocabulary))
+
+    def rollback(self, count: int) -> None:
+        self.model.rollback([count])
+
+    def score(self, tokens: Sequence[int], start: int) -> Iterator[tuple[int, list[Tensor | None]]]:
+        for first, logits in self.model.score(tokens, start):
+            probs = self.processors(logits, tokens[:first], tokens[first : first + len(logits) - 1])
+            yield first, list(probs)
+
+
+class CheckpointRows:
+    """A checkpoint that drafts for all rows together: what `ModelDrafter` does for one, in as many calls.
+
+    A row that wants fewer tokens than another stops drafting and waits.
+    """
+
+    def __init__(self, model: RowsModel, processors: Processors) -> None:
+        self.model = model
+        self.processors = processors
+        self.start, self.rollback, self.keep = model.start, model.rollback, model.keep
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        return self.model.lengths
+
+    def propose(self, rows: Sequence[Row], ks: Sequence[int], round_index: int) -> list[Proposal]:
+        texts = [list(row.tokens) for row in rows]
+        probs: list[list[Tensor]] = [[] for _ in rows]
+        for j in range(max(ks)):
+            # What is not cached yet: at first one token, or two after full acceptance; then the one just drafted.
+            feeds = [t[c:] if j < k else [] for t, c, k in zip(texts, self.model.lengths, ks, strict=True)]
+            logits = self.model.forward(*padded(feeds))
+            for b, feed in enumerate(feeds):
+                if feed:
+                    last, position = logits[b, len(feed) - 1 : len(feed)], len(texts[b])
+                    rows[b].check(last, self.model.role, position)
+                    probs[b].append(self.processors(last, texts[b])[0])
+                    token = draw(probs[b][-1], Stream.DRAFT, position, round_index, rows[b].uniforms)
+                    texts[b].append(int(token))
+        return [
+            Proposal(tuple(text[len(row.tokens) :]), torch.stack(p) if p else torch.empty(0, self.model.vocabulary))
+            for row, text, p in zip(rows, texts, probs, strict=True)
+        ]

@@ -1,0 +1,1 @@
+"""Is this draft worth it, from text alone?"""

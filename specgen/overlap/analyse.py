@@ -1,0 +1,252 @@
+"""A text, or the target's own, through target and draft → everything `specgen overlap` reports."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from specgen.errors import UsageError
+from specgen.settings import Mode
+
+if TYPE_CHECKING:
+    from specgen.decoding.probe import Costs
+    from specgen.overlap.failures import Group
+    from specgen.overlap.predict import Prediction
+    from specgen.overlap.score import TextScores
+    from specgen.prompts.read import Prompt
+    from specgen.session import Session
+
+
+INDICATIVE = (
+    "the target did not write this text: τ, α by k and speedup are only indicative, and too high where the target "
+    "finds the text unlikely (--own N lets the target write)"
+)
+
+
+OWN = "text that the target wrote itself: τ and α by k are what generation shows, on average"
+
+
+@dataclass(frozen=True)
+class Found:
+    """One text's scores with what its tokens read. limit: max_new_tokens of the run that it is, if it is one."""
+
+    name: str
+    scores: TextScores
+    pieces: list[str]
+    before: list[str]  # the piece before each
+    text: list[int]  # with what precedes the scored tokens
+
+
+@dataclass(frozen=True)
+class Report:
+    """All that is shown. by_text: predictions a text, in the order of `found`; overall: of all together."""
+
+    found: list[Found]
+    costs: Costs
+    costs_from: str
+    by_text: list[list[Prediction]]
+    overall: list[Prediction]
+    kinds: list[Group]
+    tokens: list[Group]
+    own: int | None
+    notes: list[str]
+
+
+def text_tokens(session: Session, prompt: Prompt) -> list[int]:
+    """The text as it stands, as the target's tokens. Raises UsageError where there is nothing to score."""
+    tokens = list(session.pair.tokenizer(prompt.text).input_ids)
+    if len(tokens) < 2:
+        raise UsageError(
+            f"{prompt.name}: holds {len(tokens)} token{'s' * (len(tokens) != 1)}: needs at least 2, since the first "
+            "has nothing before it"
+        )
+    return tokens
+
+
+def own_text(session: Session, prompt: Prompt) -> tuple[list[int], int]:
+    """The prompt and behind it what the target writes, decoded plainly; and where that begins."""
+    try:
+        tokens = session.encode(prompt.text)
+    except UsageError as error:
+        raise UsageError(f"{prompt.name}: {error}".replace("--max-new-tokens", "--own")) from None
+    generation = session.generate(tokens, plain=True).run()
+    return [*tokens, *generation.tokens], len(tokens)
+
+
+def analyse(
+    session: Session,
+    prompts: Sequence[Prompt],
+    *,
+    own: int | None,
+    max_k: int,
+    costs: Costs | None = None,
+    verify_cost: Sequence[float] | None = None,
+    progress: Callable[[str], None] = lambda line: None,
+) -> Report:
+    """Scores every text and predicts. costs: given; otherwise measured, but for verify_cost where that is given."""
+    from specgen.decoding.probe import measure_costs
+    from specgen.decoding.text import pieces
+    from specgen.overlap.predict import predictions
+    from specgen.overlap.score import score_text
+
+    pair = session.pair
+    assert pair.drafter is not None
+    texts = [(p.name, text_tokens(session, p), 1) for p in prompts] if own is None else []
+    for p in prompts if own is not None else ():
+        progress(f"{p.name}: writing {own} tokens")
+        texts.append((p.name, *own_text(session, p)))
+    found = []
+    for name, tokens, first in texts:
+        n = len(tokens) - first
+
+        def tell(done: int, name: str = name, n: int = n) -> None:
+            progress(f"{name}: {done} of {n} tokens scored")
+
+        scores = score_text(
+            pair.target,
+            pair.drafter,
+            pair.processors,
+            pair.sampling,
+            tokens,
+            first,
+            context=session.context,
+            progress=tell,
+        )
+        read = pieces(pair.tokenizer, tokens, first - 1)
+        found.append(Found(name, scores, read[1:], read[:-1], tokens))
+    costs_from = "given"
+    if costs is None:
+        progress("measuring the cost of calls")
+        try:
+            costs = measure_costs(pair, found[0].text, max_k, context=session.context)
+        except ValueError as error:
+            raise UsageError(f"{error}: use a smaller --max-k, or give --c") from None
+        costs_from = "measured here"
+        if verify_cost is not None:
+            costs = dataclasses.replace(costs, verify=tuple(verify_cost))
+            costs_from = "measured here, calls as given"
+    ks = range(1, max_k + 1)
+
+    def predicted(scores: list[TextScores]) -> list[Prediction]:
+        return predictions(scores, ks, draft_cost=costs.c, verify_cost=costs.verify, limit=own)
+
+    kinds, tokens_by_name = _failures(found)
+    return Report(
+        found,
+        costs,
+        costs_from,
+        [predicted([f.scores]) for f in found],
+        predicted([f.scores for f in found]),
+        kinds,
+        tokens_by_name,
+        own,
+        _notes(session, found, own),
+    )
+
+
+def _failures(found: Sequence[Found]) -> tuple[list[Group], list[Group]]:
+    """Kinds of text and single tokens by overlap, over all texts, where there is a proposal."""
+    from specgen.overlap.failures import groups, kind_of, worst
+
+    kinds: list[str] = []
+    names: list[str] = []
+    overlaps: list[float] = []
+    for f in found:
+        rows = zip(f.scores.tokens, f.pieces, f.before, f.scores.overlap, f.scores.proposes, strict=True)
+        for token, piece, before, value, proposed in rows:
+            if proposed:
+                kinds.append(kind_of(piece, before))
+                names.append(f"{piece!r} ({token})")
+                overlaps.append(value)
+    return groups(kinds, overlaps), worst(groups(names, overlaps))
+
+
+def _notes(session: Session, found: Sequence[Found], own: int | None) -> list[str]:
+    notes = [INDICATIVE if own is None else OWN]
+    mode = session.sampling.mode
+    if mode not in (Mode.EXACT, Mode.GREEDY):
+        notes.append(f"the profile's mode is {mode.value}: what is shown is acceptance in mode exact")
+    total = sum(len(f.scores.tokens) for f in found)
+    if silent := sum(f.scores.proposes.count(False) for f in found):
+        notes.append(
+            f"the draft proposes nothing at {silent} of {total} tokens: overlaps are means over the others, a round "
+            "ends its draft there, and what is drafted behind a rejected token is taken to be all that k allows"
+        )
+    if impossible := sum(f.scores.impossible for f in found):
+        notes.append(
+            f"{impossible} of {total} tokens have probability 0 under the target's settings; the overlap stands in "
+            "for their ratio"
+        )
+    for f in found:
+        if f.scores.windows > 1:
+            notes.append(
+                f"{f.name}: longer than the context of {session.context} tokens: {f.scores.windows} windows with "
+                "half overlap, each token scored once"
+            )
+    return notes
+
+
+def overlap_by_temperature(scores: Sequence[TextScores]) -> list[dict[str, Any]]:
+    from specgen.overlap.failures import deciles, histogram, mean
+
+    rows = []
+    for t in scores[0].overlaps:
+        values = [v for s in scores for v in s.at(t)]
+        rows.append(
+            {"temperature": t, "overlap": mean(values), "histogram": histogram(values), "deciles": deciles(values)}
+        )
+    return rows
+
+
+def document(session: Session, report: Report) -> dict[str, Any]:
+    """Everything in numbers, with the positions from which all of it can be computed again."""
+    from specgen.machine.environment import describe
+    from specgen.profiles.effective import merged_settings
+    from specgen.results.document import plain_data
+    from specgen.results.files import SCHEMA_VERSION
+
+    def summary(scores: list[TextScores], predicted: list[Prediction]) -> dict[str, Any]:
+        rows = overlap_by_temperature(scores)
+        return {
+            "tokens": sum(len(s.tokens) for s in scores),
+            "proposed": sum(sum(s.proposes) for s in scores),
+            "greedy_agreement": next(r["overlap"] for r in rows if r["temperature"] == 0),
+            "temperatures": rows,
+            "predictions": predicted,
+        }
+
+    target: Any = session.pair.target
+    texts = [
+        {
+            "name": f.name,
+            **summary([f.scores], predicted),
+            "windows": f.scores.windows,
+            "impossible": f.scores.impossible,
+            "positions": f.scores.positions(),
+        }
+        for f, predicted in zip(report.found, report.by_text, strict=True)
+    ]
+    return plain_data(
+        {
+            "schema_version": SCHEMA_VERSION,
+            "kind": "overlap",
+            "profile": merged_settings(session.profile),
+            "sampling": session.sampling,
+            "temperature": report.found[0].scores.temperature,
+            "own": report.own,
+            "checkpoints": session.located,
+            "dtype": str(session.pair.dtype).removeprefix("torch."),
+            "device": str(getattr(target, "device", "cpu")),
+            "environment": describe(),
+            "costs": {"from": report.costs_from, **plain_data(report.costs)},
+            "notes": report.notes,
+            "results": texts,
+            "overall": {
+                **summary([f.scores for f in report.found], report.overall),
+                "kinds": report.kinds,
+                "worst_tokens": report.tokens,
+            },
+        }
+    )

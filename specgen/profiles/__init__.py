@@ -1,0 +1,1 @@
+"""YAML → validated settings: defaults < generation_config < file < flags. No torch."""

@@ -1,0 +1,1 @@
+"""Reading prompts; the built-in sets. No torch."""

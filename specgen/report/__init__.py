@@ -1,0 +1,1 @@
+"""Documents → terminal, Markdown, CSV and page. No torch."""

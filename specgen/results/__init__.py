@@ -1,0 +1,1 @@
+"""The schema of every stored file, written and read by the same types. No torch."""

@@ -1,0 +1,1 @@
+"""What a round is, and the numbers that follow from rounds. No torch."""

@@ -1,0 +1,1 @@
+"""Logits → probabilities through the processors; keyed randomness."""

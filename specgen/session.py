@@ -1,0 +1,265 @@
+"""Profile → a session: target, drafter, tokenizer and effective settings. Pairs are checked before weights load."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from specgen.checkpoints.dtype import settle
+from specgen.checkpoints.load import end_tokens, generation_defaults, load_config, load_tokenizer, load_weights
+from specgen.checkpoints.locate import locate
+from specgen.checkpoints.located import Located
+from specgen.checkpoints.vocabulary import Vocabulary, compare_tokenizers, vocabulary_of
+from specgen.decoding.generation import Generation
+from specgen.decoding.pair import Pair
+from specgen.drafting.checkpoint import ModelDrafter
+from specgen.drafting.drafter import Drafter
+from specgen.drafting.ngram import NgramDrafter
+from specgen.errors import UsageError
+from specgen.machine.clocks import clock_for
+from specgen.machine.devices import pick_device, settle_threads
+from specgen.models.causal import CausalLM, rope_changes_with_length
+from specgen.models.engines import prepare
+from specgen.profiles.effective import resolve_sampling
+from specgen.profiles.read import DEFAULT_PROFILE
+from specgen.profiles.read import load_profile as read_profile
+from specgen.profiles.schema import SHARED_FLAGS, CheckpointDraft, CheckpointSettings, NgramDraft, Profile
+from specgen.sampling.processors import Processors
+from specgen.settings import Sampling
+
+
+@dataclass(frozen=True)
+class Session:
+    """A loaded pair. `notes` are things the user should know (rows masked, tokens one side lacks)."""
+
+    profile: Profile
+    pair: Pair
+    located: dict[str, Located]
+    context: int | None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def sampling(self) -> Sampling:
+        return self.pair.sampling
+
+    def encode(self, prompt: str) -> list[int]:
+        """Token ids of the prompt, through the chat template where the profile and the tokenizer say so.
+
+        Raises UsageError for an empty prompt, a missing template, or more than the context holds.
+        """
+        if not prompt.strip():
+            raise UsageError("the prompt is empty")
+        tokenizer, settings = self.pair.tokenizer, self.profile.prompt
+        has_template = bool(getattr(tokenizer, "chat_template", None))
+        if settings.template == "chat" and not has_template:
+            raise UsageError(f"{self.profile.target.checkpoint} has no chat template: use --raw")
+        if settings.template == "raw" or not has_template:
+            if settings.system is not None:
+                raise UsageError("--system needs a chat template: leave it out, or do without --raw")
+            tokens = tokenizer(prompt).input_ids
+        else:
+            messages = [{"role": "system", "content": settings.system}] if settings.system is not None else []
+            messages.append({"role": "user", "content": prompt})
+            tokens = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+        if not tokens:
+            raise UsageError("the prompt holds no token of the target's")
+        self._check_room(len(tokens))
+        return list(tokens)
+
+    def _check_room(self, prompt_tokens: int) -> None:
+        wanted = prompt_tokens + self.sampling.max_new_tokens
+        if self.context is not None and wanted > self.context:
+            raise UsageError(
+                f"the prompt has {prompt_tokens} tokens, and with --max-new-tokens {self.sampling.max_new_tokens} "
+                f"that makes {wanted}: more than the context of {self.context} tokens"
+            )
+
+    def generate(self, prompt: str | Sequence[int], *, plain: bool = False, timed: bool = True) -> Generation:
+        """A generation to iterate over. plain: decode without the draft. Other than a text are token ids.
+
+        timed: whether its rounds are; else no clock is read. Raises UsageError, also for more than the context holds.
+        """
+        tokens = self.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        vocabulary = self.pair.target.vocabulary
+        if not tokens or not all(type(t) is int and 0 <= t < vocabulary for t in tokens):
+            raise UsageError(f"a prompt needs token ids from 0 to {vocabulary - 1}, and at least one")
+        self._check_room(len(tokens))
+        if not plain and self.pair.drafter is None:
+            raise UsageError(f"profile {self.profile.name} has no draft: add one, or decode with --plain")
+        return Generation(self.pair, tokens, plain=plain, timed=timed)
+
+
+def load(profile: str | Profile = DEFAULT_PROFILE, *, plain: bool = False, **flags: Any) -> Session:
+    """Loads a profile's pair. Keyword arguments are flags by dotted key with `__` for the dot, or plain sampling
+    settings: `load("smollm2", k=2, temperature=0.8, target__dtype="float32")`. plain: leave the draft out.
+
+    Raises UsageError and SpecgenError, whose text says what to do.
+    """
+    if isinstance(profile, str):
+        profile = read_profile(profile, {_dotted(name): value for name, value in flags.items()})
+    elif flags:
+        raise TypeError("give settings together with a profile's name or path, not with a loaded profile")
+    return load_session(profile, plain=plain)
+
+
+def _dotted(name: str) -> str:
+    if name in SHARED_FLAGS:
+        return name
+    return name.replace("__", ".") if "__" in name else f"decoding.{name}"
+
+
+def load_session(
+    profile: Profile, *, plain: bool = False, quiet: bool = False, share: Session | None = None
+) -> Session:
+    """As `load`, from a validated profile. quiet: no line about a conversion on stderr. share: a session whose
+    target serves this one too, if it is the same with the same settings: its weights are loaded once."""
+    settings, draft = profile.target, None if plain else profile.draft
+    device = _device(settings)
+    settle_threads()
+    target_at = locate(settings.checkpoint, settings.revision, quiet=quiet)
+    tokenizer = _tokenizer(target_at, settings, quiet)
+    config = load_config(target_at, settings.trust_remote_code)
+    rows = int(config.get_text_config().vocab_size)
+    located, draft_at = {"target": target_at}, None
+    if isinstance(draft, CheckpointDraft):
+        draft_at = locate(draft.checkpoint, draft.revision, quiet=quiet)
+        located["draft"] = draft_at
+        draft_config = load_config(draft_at, draft.trust_remote_code)
+        vocabulary = compare_tokenizers(
+            tokenizer,
+            _tokenizer(draft_at, draft, quiet),
+            target_rows=rows,
+            draft_rows=int(draft_config.get_text_config().vocab_size),
+        )
+    else:
+        vocabulary = vocabulary_of(tokenizer, rows=rows)
+    sampling = _sampling(profile, target_at, config, tokenizer, vocabulary)
+    notes = [*_notes(rows, vocabulary)]
+    target = _shared(share, settings, target_at)
+    target = target or _model(target_at, settings, device, "target", vocabulary, notes)
+    processors = _processors(sampling, vocabulary, target.device)
+    drafter: Drafter | None = None
+    contexts = [target.context]
+    if draft_at is not None:
+        assert isinstance(draft, CheckpointDraft)
+        draft_device = device if draft.device == "auto" else _device(draft)
+        model = _model(draft_at, draft, draft_device, "draft", vocabulary, notes)
+        contexts.append(model.context)
+        drafter = ModelDrafter(model, _processors(sampling, vocabulary, model.device))
+    elif isinstance(draft, NgramDraft):
+        drafter = NgramDrafter(
+            vocabulary.size, max_ngram=draft.max_ngram, min_ngram=draft.min_ngram, device=target.device
+        )
+    known = [c for c in contexts if c is not None]
+    pair = Pair(target, drafter, processors, sampling, tokenizer, target.model.dtype, clock_for(device))
+    if share is not None and share.pair.target is target:  # one cache between them
+        pair = dataclasses.replace(pair, holder=share.pair.holder)
+    return Session(profile, pair, located, min(known) if known else None, tuple(notes))
+
+
+def _shared(share: Session | None, settings: CheckpointSettings, at: Located) -> CausalLM | None:
+    """The other session's target, where it is this one and was loaded with these settings."""
+    if share is None or share.profile.target != settings or share.located.get("target") != at:
+        return None
+    return share.pair.target if isinstance(share.pair.target, CausalLM) else None
+
+
+def _device(settings: CheckpointSettings) -> torch.device:
+    try:
+        return pick_device(settings.device)
+    except ValueError as error:
+        raise UsageError(f"{error}") from None
+
+
+def _tokenizer(at: Located, settings: CheckpointSettings, quiet: bool) -> Any:
+    if settings.tokenizer is not None:
+        at = locate(settings.tokenizer, quiet=quiet)
+    return load_tokenizer(at, settings.trust_remote_code)
+
+
+def _model(
+    at: Located,
+    settings: CheckpointSettings,
+    device: torch.device,
+    role: str,
+    vocabulary: Vocabulary,
+    notes: list[str],
+) -> CausalLM:
+    """The model, ready for its engine; what the user should know of it is added to `notes`."""
+    decision = settle(at, settings, device)
+    if decision.note is not None:
+        notes.append(f"the {role}'s dtype auto: {decision.note}")
+    model = load_weights(
+        at,
+        dtype=decision.dtype,
+        device=str(device),
+        device_map=settings.device_map,
+        attention=settings.attention,
+        trust_remote_code=settings.trust_remote_code,
+    )
+    try:
+        engine = prepare(model, settings.engine)
+    except ValueError as error:
+        raise UsageError(f"{role}: {error}") from None
+    if rope_changes_with_length(model):
+        notes.append(
+            f"the {role} changes its rotary embedding with the text's length: where a text crosses that length, a "
+            "call on several tokens and one on a single token differ, and greedy or coupled texts may differ from "
+            "plain decoding's"
+        )
+    return CausalLM(model, role, vocabulary.size, engine=engine)
+
+
+def _sampling(profile: Profile, at: Located, config: Any, tokenizer: Any, vocabulary: Vocabulary) -> Sampling:
+    generation_config: Mapping[str, Any] = generation_defaults(at)
+    decoding = profile.decoding
+    if decoding.end_tokens is not None:
+        ends = _token_ids(decoding.end_tokens, tokenizer, vocabulary, "end_tokens")
+    else:
+        ends = end_tokens(at, config, tokenizer)
+    ban = _token_ids(decoding.ban, tokenizer, vocabulary, "ban")
+    if len(set(ban)) >= vocabulary.size - len(vocabulary.unused):
+        raise UsageError("--ban leaves no token to draw")
+    return resolve_sampling(profile, generation_config, ban_ids=ban, end_tokens=ends)
+
+
+def _token_ids(refs: Any, tokenizer: Any, vocabulary: Vocabulary, key: str) -> tuple[int, ...]:
+    """Ids of token ids and strings. A string must be one token: by its text, or as the vocabulary spells it."""
+    ids = []
+    for ref in refs:
+        found = [ref] if isinstance(ref, int) else tokenizer.encode(ref, add_special_tokens=False)
+        if isinstance(ref, str) and ref.isascii() and ref.isdigit() and len(found) != 1:
+            found = [int(ref)]
+        if len(found) != 1:
+            raise UsageError(
+                f"decoding.{key}: {ref!r} is {len(found)} tokens {found}: name single tokens, or their ids"
+            )
+        if not 0 <= found[0] < vocabulary.size:
+            raise UsageError(
+                f"decoding.{key}: no token has the id {found[0]}; ids go from 0 to {vocabulary.size - 1}"
+            )
+        ids.append(found[0])
+    return tuple(ids)
+
+
+def _processors(sampling: Sampling, vocabulary: Vocabulary, device: torch.device) -> Processors:
+    """Ids that no text contains, or that only the draft has, are masked on both sides."""
+    masked = {i for i in (*vocabulary.unused, *vocabulary.missing_in_target) if i < vocabulary.size}
+    ban = tuple(sorted({*sampling.ban, *masked}))
+    return Processors.of(dataclasses.replace(sampling, ban=ban), device)
+
+
+def _notes(rows: int, vocabulary: Vocabulary) -> tuple[str, ...]:
+    notes = []
+    hidden = rows - vocabulary.size + len(vocabulary.unused)
+    if hidden > 0:
+        notes.append(f"{hidden} rows of the target's vocabulary belong to no token: masked on both sides")
+    if vocabulary.missing_in_draft:
+        notes.append(
+            f"the draft lacks {len(vocabulary.missing_in_draft)} of the target's tokens: it never proposes them"
+        )
+    return tuple(notes)

@@ -1,0 +1,1 @@
+"""What tests share: exact stand-ins, tiny models, stored results, the command as a process."""
