@@ -15,19 +15,19 @@ from specgen.checkpoints.locate import locate
 from specgen.checkpoints.located import Located
 from specgen.checkpoints.vocabulary import Vocabulary, compare_tokenizers, vocabulary_of
 from specgen.decoding.generation import Generation
-from specgen.decoding.pair import Pair
-from specgen.drafting.checkpoint import ModelDrafter
-from specgen.drafting.drafter import Drafter
-from specgen.drafting.ngram import NgramDrafter
+from specgen.decoding.pair import Hold, Pair
+from specgen.drafting.drafter import Drafter, Ingredients
+from specgen.drafting.make import make_drafter
 from specgen.errors import UsageError
 from specgen.machine.clocks import clock_for
 from specgen.machine.devices import pick_device, settle_threads
-from specgen.models.causal import CausalLM, rope_changes_with_length
+from specgen.models.causal import CausalLM
 from specgen.models.engines import prepare
+from specgen.models.rope import rope_changes_with_length
 from specgen.profiles.effective import resolve_sampling
 from specgen.profiles.read import DEFAULT_PROFILE
 from specgen.profiles.read import load_profile as read_profile
-from specgen.profiles.schema import SHARED_FLAGS, CheckpointDraft, CheckpointSettings, NgramDraft, Profile
+from specgen.profiles.schema import SHARED_FLAGS, CheckpointSettings, Profile
 from specgen.sampling.processors import Processors
 from specgen.settings import Sampling
 
@@ -118,54 +118,53 @@ def load_session(
     """As `load`, from a validated profile. quiet: no line about a conversion on stderr. share: a session whose
     target serves this one too, if it is the same with the same settings: its weights are loaded once."""
     settings, draft = profile.target, None if plain else profile.draft
+    # 1. Locate both.
+    located = {"target": locate(settings.checkpoint, settings.revision, quiet=quiet)}
+    if isinstance(draft, CheckpointSettings):
+        located["draft"] = locate(draft.checkpoint, draft.revision, quiet=quiet)
+    # 2. Settle everything that needs no weights.
     device = _device(settings)
     settle_threads()
-    target_at = locate(settings.checkpoint, settings.revision, quiet=quiet)
-    tokenizer = _tokenizer(target_at, settings, quiet)
-    config = load_config(target_at, settings.trust_remote_code)
+    tokenizer = _tokenizer(located["target"], settings, quiet)
+    config = load_config(located["target"], settings.trust_remote_code)
     rows = int(config.get_text_config().vocab_size)
-    located, draft_at = {"target": target_at}, None
-    if isinstance(draft, CheckpointDraft):
-        draft_at = locate(draft.checkpoint, draft.revision, quiet=quiet)
-        located["draft"] = draft_at
-        draft_config = load_config(draft_at, draft.trust_remote_code)
+    if isinstance(draft, CheckpointSettings):
+        draft_config = load_config(located["draft"], draft.trust_remote_code)
         vocabulary = compare_tokenizers(
             tokenizer,
-            _tokenizer(draft_at, draft, quiet),
+            _tokenizer(located["draft"], draft, quiet),
             target_rows=rows,
             draft_rows=int(draft_config.get_text_config().vocab_size),
         )
+        own_device = device if draft.device == "auto" else _device(draft)
     else:
-        vocabulary = vocabulary_of(tokenizer, rows=rows)
-    sampling = _sampling(profile, target_at, config, tokenizer, vocabulary)
+        vocabulary, own_device = vocabulary_of(tokenizer, rows=rows), device
+    sampling = _sampling(profile, located["target"], config, tokenizer, vocabulary)
     notes = [*_notes(rows, vocabulary)]
-    target = _shared(share, settings, target_at)
-    target = target or _model(target_at, settings, device, "target", vocabulary, notes)
+    # 3. Load both.
+    shared = _shares(share, settings, located["target"])
+    target = shared.target if shared else _model(located["target"], settings, device, "target", vocabulary, notes)
     processors = _processors(sampling, vocabulary, target.device)
     drafter: Drafter | None = None
-    contexts = [target.context]
-    if draft_at is not None:
-        assert isinstance(draft, CheckpointDraft)
-        draft_device = device if draft.device == "auto" else _device(draft)
-        model = _model(draft_at, draft, draft_device, "draft", vocabulary, notes)
-        contexts.append(model.context)
-        drafter = ModelDrafter(model, _processors(sampling, vocabulary, model.device))
-    elif isinstance(draft, NgramDraft):
-        drafter = NgramDrafter(
-            vocabulary.size, max_ngram=draft.max_ngram, min_ngram=draft.min_ngram, device=target.device
-        )
-    known = [c for c in contexts if c is not None]
-    pair = Pair(target, drafter, processors, sampling, tokenizer, target.model.dtype, clock_for(device))
-    if share is not None and share.pair.target is target:  # one cache between them
-        pair = dataclasses.replace(pair, holder=share.pair.holder)
+    if draft is not None:
+        model, own = None, None
+        if isinstance(draft, CheckpointSettings):
+            model = _model(located["draft"], draft, own_device, "draft", vocabulary, notes)
+            same = model.device == target.device  # one object then: the captured loop is for one
+            own = processors if same else _processors(sampling, vocabulary, model.device)
+        drafter = make_drafter(Ingredients(draft, target, processors, model, own))
+    sides = [target] if drafter is None or drafter.model is None else [target, drafter.model]
+    known = [side.context for side in sides if side.context is not None]
+    hold = shared.hold if shared else Hold()  # one cache, one hold
+    pair = Pair(target, drafter, processors, sampling, tokenizer, target.dtype, clock_for(device), hold)
     return Session(profile, pair, located, min(known) if known else None, tuple(notes))
 
 
-def _shared(share: Session | None, settings: CheckpointSettings, at: Located) -> CausalLM | None:
-    """The other session's target, where it is this one and was loaded with these settings."""
+def _shares(share: Session | None, settings: CheckpointSettings, at: Located) -> Pair | None:
+    """The other session's pair, where its target is this one and was loaded with these settings."""
     if share is None or share.profile.target != settings or share.located.get("target") != at:
         return None
-    return share.pair.target if isinstance(share.pair.target, CausalLM) else None
+    return share.pair
 
 
 def _device(settings: CheckpointSettings) -> torch.device:

@@ -203,7 +203,7 @@ def test_two_threads_cannot_generate_at_once(session: specgen.Session) -> None:
     first = session.generate(PROMPT)
     rounds = iter(first)
     next(rounds)
-    with first._alone():  # as another thread is while its models work
+    with first.pair.hold.alone():  # as another thread is while its models work
         for other in (session.generate(PROMPT), first):
             with pytest.raises(RuntimeError, match="generates in another thread"):
                 next(iter(other) if other is not first else rounds)

@@ -33,7 +33,7 @@ from specgen.audit.watching import (
     short_name,
     widened,
 )
-from specgen.decoding.loop import autoregressive, speculative, start
+from specgen.decoding.eager import autoregressive, speculative, start
 from specgen.decoding.pair import Pair
 from specgen.decoding.self_check import DRIFT_BOUND, SelfCheck, drift_bound, edge_fraction
 from specgen.drafting.drafter import Drafter
@@ -93,7 +93,7 @@ class Auditor:
 
     def run(self, checks: Sequence[str] = CHECKS) -> AuditResult:
         """The checks of those names, in the time there is."""
-        self.pair.holder[0] = self  # a generation that was going on finds that the caches hold another text
+        self.pair.hold.take(self)  # a generation that was going on finds that the caches hold another text
         end = self.clock() + self.budget
         found: dict[str, Finding] = {}
         due = []
@@ -288,12 +288,8 @@ class Auditor:
         return self._finding("processors", not bad, measured, f"{SAME_BOUND:g}", worst, found["all"].rows, notes)
 
     def _memoised_drafter(self) -> Drafter:
-        model = getattr(self.drafter, "model", None)
-        if model is None:
-            return self.drafter
-        drafter = copy.copy(self.drafter)
-        drafter.model = Memoised(model)  # type: ignore[attr-defined]
-        return drafter
+        model = self.drafter.model
+        return self.drafter if model is None else self.drafter.over(Memoised(model))
 
     def check_law(self, deadline: float) -> Finding:
         assert self.rule is not None
@@ -346,7 +342,7 @@ class Auditor:
         return self._same_texts("greedy", deadline, [(name, d, self.sampling.k) for name, d in drafts], [0])
 
     def check_invariance(self, deadline: float) -> Finding:
-        ngram = NgramDrafter(self.pair.target.vocabulary, device=getattr(self.pair.target, "device", "cpu"))
+        ngram = NgramDrafter(self.pair.target.vocabulary, device=self.pair.target.device)
         drafts: list[tuple[str, Drafter]] = [("draft", self.drafter)]
         if self.drafter.kind != ngram.kind:
             drafts.append(("ngram", ngram))

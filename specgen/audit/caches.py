@@ -27,8 +27,8 @@ class CacheProbe:
     def __init__(self, target: LanguageModel, drafter: Drafter, uniforms: Uniforms) -> None:
         self.models = {"target": target}
         self.drafter, self.uniforms = drafter, uniforms
-        if (model := getattr(drafter, "model", None)) is not None:
-            self.models["draft"] = model
+        if drafter.model is not None:
+            self.models["draft"] = drafter.model
         self.rows: dict[str, list[tuple[int, Tensor]]] = {role: [] for role in self.models}
         self.worst = dict.fromkeys(self.models, 0.0)
         self.flips = self.calls = 0

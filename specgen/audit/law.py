@@ -48,7 +48,7 @@ class PlainRows:
         """None where the drafter would propose nothing."""
 
         def compute() -> Tensor | None:
-            model, processors = getattr(self.drafter, "model", None), getattr(self.drafter, "processors", None)
+            model, processors = self.drafter.model, self.drafter.processors
             if isinstance(model, Memoised) and processors is not None:
                 row = plain_chain(processors)(model.logits(prefix)[None], prefix)[0]
             else:

@@ -15,7 +15,7 @@ from specgen.sampling.processors import Processors
 from specgen.sampling.randomness import Stream, Uniforms
 
 
-class Memoised:
+class Memoised(LanguageModel):
     """A model whose logits are computed once a prefix, so that thousands of rounds cost few calls.
 
     The model behind it is brought to a prefix by its own roll-back and forward; the least recently used rows go
@@ -29,8 +29,7 @@ class Memoised:
         self._held: list[int] = []  # what the model's cache holds
         self._rows: OrderedDict[tuple[int, ...], Tensor] = OrderedDict()
         self._room = max(64, min(100_000, 2**27 // max(1, self.vocabulary)))
-        config = getattr(getattr(model, "model", None), "config", None)
-        self._windowed = config is not None and bool(getattr(config.get_text_config(), "sliding_window", None))
+        self.device, self.dtype, self.windowed = model.device, model.dtype, model.windowed
         model.reset()
 
     @property
@@ -79,7 +78,7 @@ class Memoised:
             if a != b:
                 break
             same += 1
-        if self._windowed and same < len(self._held):
+        if self.windowed and same < len(self._held):
             self.model.reset()
             same = 0
         else:
@@ -89,11 +88,12 @@ class Memoised:
         return self.model.forward(torch.tensor([text[end - 1 :]]), len(text) - end + 1)[0]
 
 
-class LastCall:
+class LastCall(LanguageModel):
     """A model that keeps the logits of its last call."""
 
     def __init__(self, model: LanguageModel) -> None:
         self.model, self.role, self.vocabulary = model, model.role, model.vocabulary
+        self.device, self.dtype = model.device, model.dtype
         self.rows = torch.empty(0)
 
     @property
@@ -115,11 +115,12 @@ class LastCall:
         return self.model.score(tokens, start)
 
 
-class LastProposal:
+class LastProposal(Drafter):
     """A drafter that keeps its last proposal."""
 
     def __init__(self, drafter: Drafter) -> None:
         self.drafter, self.kind = drafter, drafter.kind
+        self.model, self.processors = drafter.model, drafter.processors
         self.proposal = Proposal((), torch.empty(0))
 
     @property

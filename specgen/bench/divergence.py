@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from specgen.decoding.loop import start
+from specgen.decoding.eager import start
 from specgen.decoding.pair import Pair
 from specgen.models.protocol import LanguageModel
 from specgen.results.bench import Row
@@ -19,7 +19,7 @@ def margins_at(pair: Pair, prompt: list[int], plain: Row, row: Row, at: int) -> 
 
     Each side's calls are made once more as they were, a row alone: a batch's own arithmetic may differ a little.
     """
-    pair.holder[0] = None
+    pair.hold.take(None)
     rows = []
     for side in (plain, row):
         logits = replayed(pair.target, prompt, side, at)

@@ -334,7 +334,7 @@ class _Runner:
             if session.context is not None and len(text) + most > session.context:
                 text = text[: max(1, session.context - most)]
             widths = [w for w in (*range(1, FULL_WIDTHS + 1), 17, 33) if w <= most] + [most + 1]
-            session.pair.holder[0] = None
+            session.pair.hold.take(None)
             found = measure_costs(session.pair, text, most, widths=sorted(set(widths)))
             device = device_of(session)
             if str(device) not in bandwidth:

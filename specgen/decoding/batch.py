@@ -8,18 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from specgen.decoding.loop import Step, autoregressive_batch, speculative_batch
+from specgen.decoding.eager import Eager
+from specgen.decoding.loop import Step, steps
 from specgen.decoding.pair import Pair
 from specgen.decoding.text import TextStream
 from specgen.drafting.drafter import Row
-from specgen.drafting.rows import for_rows
-from specgen.errors import UsageError
-from specgen.models.causal import CausalLM
-from specgen.models.ragged import RaggedLM
 from specgen.rounds.record import Ended, Finish, Round
-from specgen.sampling.randomness import KeyedUniforms, SharedNoise, prompt_digest
-from specgen.settings import Mode
-from specgen.verification.rules import rule_for
+from specgen.sampling.randomness import prompt_digest
 
 
 class BatchGeneration:
@@ -50,45 +45,29 @@ class BatchGeneration:
             raise ValueError("a batch needs prompts, and every prompt a token")
         if len(self.seeds) != len(self.prompts):
             raise ValueError(f"{len(self.seeds)} seeds for {len(self.prompts)} prompts")
-        if not isinstance(pair.target, CausalLM):
-            raise UsageError("this target decodes one prompt at a time: run with --batch-size 1")
-        self._target = RaggedLM(pair.target)
-        self._drafter = None if plain or pair.drafter is None else for_rows(pair.drafter)
+        drafter = None if plain or pair.drafter is None else pair.drafter.for_rows(len(self.prompts))
+        self._executor = Eager(pair.target.for_rows(), drafter, pair.processors, pair.verified_by)
         self._ignore_ends = ignore_ends
         self.rows_rounds: list[list[Round]] = [[] for _ in self.prompts]
         self.prefill_s = 0.0
 
     def _row(self, number: int) -> Row:
         sampling, prompt = self.pair.sampling, self.prompts[number]
-        source = SharedNoise if sampling.mode is Mode.COUPLED else KeyedUniforms
         stream = TextStream(self.pair.tokenizer, sampling.end_tokens, sampling.stop)
         ended: Ended = (lambda token: None) if self._ignore_ends else stream
-        uniforms = source(self.seeds[number], prompt_digest(prompt))
-        return Row(number, list(prompt), len(prompt) + sampling.max_new_tokens, uniforms, ended)
+        uniforms = self.pair.uniforms(self.seeds[number], prompt_digest(prompt))
+        name = f" (prompt {number + 1} of the batch)"
+        return Row(number, list(prompt), len(prompt) + sampling.max_new_tokens, uniforms, ended, name)
 
     def __iter__(self) -> Iterator[Step]:
         if any(self.rows_rounds):
             raise RuntimeError("this batch has been run; make a new one")
-        pair = self.pair
+        clock = self.pair.clock
         rows = [self._row(number) for number in range(len(self.prompts))]
-        began = pair.clock()
-        self._target.start(self.prompts)
-        if self._drafter is not None:
-            self._drafter.start(self.prompts)
-        self.prefill_s = pair.clock() - began
-        if self._drafter is None:
-            steps = autoregressive_batch(self._target, pair.processors, rows, clock=pair.clock)
-        else:
-            steps = speculative_batch(
-                self._target,
-                self._drafter,
-                pair.processors,
-                rows,
-                k=pair.sampling.k,
-                rule=pair.rule or rule_for(pair.sampling),
-                clock=pair.clock,
-            )
-        for step in steps:
+        began = clock()
+        self._executor.start(self.prompts)
+        self.prefill_s = clock() - began
+        for step in steps(self._executor, rows, k=self.pair.sampling.k, clock=clock):
             for number, finished in step.rounds.items():
                 self.rows_rounds[number].append(finished)
             yield step

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
 from specgen.decoding.captured.fits import loop_for
 from specgen.decoding.captured.loop import GraphLoop
-from specgen.decoding.loop import autoregressive, speculative, start
+from specgen.decoding.eager import Eager, alone
+from specgen.decoding.loop import rounds_of, steps
 from specgen.decoding.pair import Pair
 from specgen.decoding.self_check import CheckResult, SelfCheck, drift_bound, edge_fraction, not_applicable
 from specgen.decoding.text import TextStream
+from specgen.drafting.drafter import Row
 from specgen.errors import CaptureError
 from specgen.machine.clocks import interleaved_medians, untimed
 from specgen.rounds.record import Ended, Finish, Round
 from specgen.rounds.statistics import Statistics, summarise
-from specgen.sampling.randomness import KeyedUniforms, SharedNoise, Uniforms, prompt_digest
+from specgen.sampling.randomness import Uniforms, prompt_digest
 from specgen.settings import PROMISES, Mode
-from specgen.verification.rules import rule_for
 
 
 class Generation:
@@ -45,8 +45,7 @@ class Generation:
         self.pair = pair
         self.prompt = tuple(prompt)
         self.drafter = None if plain else pair.drafter
-        source = SharedNoise if pair.sampling.mode is Mode.COUPLED else KeyedUniforms
-        self.uniforms: Uniforms = source(pair.sampling.seed, prompt_digest(self.prompt))
+        self.uniforms: Uniforms = pair.uniforms(pair.sampling.seed, prompt_digest(self.prompt))
         self.rounds: list[Round] = []
         self.prefill_s = 0.0
         self.engine_note: str | None = None  # why the captured loop was asked for and did not serve
@@ -59,81 +58,36 @@ class Generation:
         pair, sampling = self.pair, self.pair.sampling
         if self.rounds:
             raise RuntimeError("this generation has been run; make a new one")
-        with self._alone():
-            pair.holder[0] = self
-            self._loop = self._captured_loop()
+        row = Row(0, list(self.prompt), len(self.prompt) + sampling.max_new_tokens, self.uniforms, self._ended)
+        with pair.hold.alone():
+            pair.hold.take(self)
+            executor = self._executor()
             began = self._clock()
-            if self._loop is None:
-                start(pair.target, self.drafter, self.prompt)
-            else:
-                self._loop.start(self.prompt)
+            executor.start([self.prompt])
             self.prefill_s = self._clock() - began
-        if self._loop is not None:
-            rounds = self._loop.rounds(
-                self.prompt,
-                max_new_tokens=sampling.max_new_tokens,
-                uniforms=self.uniforms,
-                ended=self._ended,
-                clock=self._clock,
-            )
-        elif self.drafter is None:
-            rounds = autoregressive(
-                pair.target,
-                pair.processors,
-                self.prompt,
-                max_new_tokens=sampling.max_new_tokens,
-                uniforms=self.uniforms,
-                ended=self._ended,
-                clock=self._clock,
-            )
-        else:
-            rounds = speculative(
-                pair.target,
-                self.drafter,
-                pair.processors,
-                self.prompt,
-                k=sampling.k,
-                max_new_tokens=sampling.max_new_tokens,
-                uniforms=self.uniforms,
-                ended=self._ended,
-                rule=pair.rule or rule_for(sampling),
-                clock=self._clock,
-            )
+            executor.begin([row])
+        rounds = rounds_of(steps(executor, [row], k=sampling.k, clock=self._clock))
         while True:
-            with self._alone():
-                self._hold_caches()
+            with pair.hold.alone():
+                pair.hold.check(self)
                 finished = next(rounds, None)
             if finished is None:
                 return
             self.rounds.append(finished)
             yield finished
 
-    @contextlib.contextmanager
-    def _alone(self) -> Iterator[None]:
-        """While the models work for this generation. Raises RuntimeError where they do for another one."""
-        if not self.pair.busy.acquire(blocking=False):
-            raise RuntimeError("this session generates in another thread: give each thread a session of its own")
-        try:
-            yield
-        finally:
-            self.pair.busy.release()
-
-    def _captured_loop(self) -> GraphLoop | None:
-        """The captured loop, with its graphs made; None where the engine is another or cannot serve this pair."""
-        if getattr(self.pair.target, "engine", "eager") != "graph":
-            return None
-        try:
-            loop = loop_for(self.pair, plain=self.plain)
-            loop.prepare(len(self.prompt), self.pair.sampling.max_new_tokens)
-        except CaptureError as reason:
-            self.engine_note = f"engine graph cannot serve, the eager loop does: {reason}"
-            return None
-        return loop
-
-    def _hold_caches(self) -> None:
-        """Raises RuntimeError where another generation of this session has taken the models' caches."""
-        if self.pair.holder[0] is not self:
-            raise RuntimeError("another generation of this session has begun: finish one before the next")
+    def _executor(self) -> Eager | GraphLoop:
+        """The captured loop, with its graphs made, where the engine asks for it and it can serve; else the eager one."""
+        pair = self.pair
+        if pair.target.engine == "graph":
+            try:
+                self._loop = loop_for(pair, plain=self.plain)
+                self._loop.prepare(len(self.prompt), pair.sampling.max_new_tokens)
+                return self._loop
+            except CaptureError as reason:
+                self.engine_note = f"engine graph cannot serve, the eager loop does: {reason}"
+                self._loop = None
+        return alone(pair.target, self.drafter, pair.processors, pair.verified_by)
 
     def run(self) -> Generation:
         """Generates to the end."""
@@ -198,7 +152,7 @@ class Generation:
         """
         if self.drafter is None or not self.rounds:
             return None
-        self._hold_caches()
+        self.pair.hold.check(self)
         target, drafter, text = self.pair.target, self.drafter, [*self.prompt, *self.tokens]
 
         def target_step() -> None:

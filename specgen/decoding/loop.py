@@ -1,124 +1,62 @@
-"""The loop: autoregressive() and speculative() are generators that yield Round. Everything a round does is here."""
+"""The one loop: propose, score, settle, roll back. A single prompt is a batch of one; plain decoding drafts nothing.
+
+How the four steps are carried out is an `Executor`'s business: eagerly (`decoding.eager`), or as captured graphs
+(`decoding.captured`).
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
-import torch
-
-from specgen.decoding.settle import settle, settle_plain
-from specgen.drafting.drafter import Drafter, Row
-from specgen.drafting.rows import RowsDrafter
-from specgen.models.protocol import LanguageModel, prefill
-from specgen.models.ragged import RowsModel, padded
-from specgen.rounds.record import Ended, Round
-from specgen.sampling.processors import Processors, check_finite
-from specgen.sampling.randomness import Uniforms
-from specgen.settings import Mode
-from specgen.verification.rules import RULES, Rule
+from specgen.drafting.drafter import Row
+from specgen.rounds.record import Round
 
 Clock = Callable[[], float]
 
 
-def start(target: LanguageModel, drafter: Drafter | None, prompt: Sequence[int]) -> None:
-    """Prefill: both sides take in all of the prompt but its last token, which the first round feeds."""
-    if not prompt:
-        raise ValueError("the prompt holds no token")
-    target.reset()
-    prefill(target, prompt[:-1])
-    if drafter is not None:
-        drafter.start(prompt)
+class Executor(Protocol):
+    """The four steps of a round, for all rows that are still decoding.
 
-
-def speculative(
-    target: LanguageModel,
-    drafter: Drafter,
-    processors: Processors,
-    prompt: Sequence[int],
-    *,
-    k: int,
-    max_new_tokens: int,
-    uniforms: Uniforms,
-    ended: Ended,
-    rule: Rule = RULES[Mode.EXACT],
-    clock: Clock = time.perf_counter,
-) -> Iterator[Round]:
-    """Speculative generation (Leviathan et al. 2023, Algorithm 1) after `start(target, drafter, prompt)`.
-
-    Yields a Round at a time until the text ends or max_new_tokens are committed, never more. k shrinks at the end.
+    drafts: whether there is a drafter; without one every round is one of plain decoding.
     """
-    tokens = list(prompt)
-    limit = len(prompt) + max_new_tokens
-    finish, index = None, 0
-    while finish is None:
-        began = clock()
-        try:
-            proposal = drafter.propose(tokens, min(k, limit - len(tokens) - 1), index, uniforms)
-            drafted = clock()
-            feed = [*tokens[target.lengths[0] :], *proposal.tokens]
-            logits = target.forward(torch.tensor([feed]), len(proposal.tokens) + 1)[0]
-            verified = clock()
-            check_finite(logits, target.role, len(tokens))
-            settled = settle(
-                rule,
-                processors(logits, tokens, proposal.tokens),
-                proposal,
-                round_index=index,
-                position=len(tokens),
-                room=limit - len(tokens),
-                uniforms=uniforms,
-                ended=ended,
-            )
-            tokens += settled.tokens
-        finally:  # also when interrupted: a caller that goes on finds the caches right
-            settling = clock()
-            target.rollback([max(0, target.lengths[0] - (len(tokens) - 1))])
-            drafter.rollback(max(0, drafter.cached - (len(tokens) - 1)))
-        done = clock()
-        yield replace(
-            settled,
-            draft_s=drafted - began,
-            verify_s=verified - drafted,
-            rollback_s=done - settling,
-            total_s=done - began,
-        )
-        finish, index = settled.finish, index + 1
 
+    drafts: bool
 
-def autoregressive(
-    target: LanguageModel,
-    processors: Processors,
-    prompt: Sequence[int],
-    *,
-    max_new_tokens: int,
-    uniforms: Uniforms,
-    ended: Ended,
-    clock: Clock = time.perf_counter,
-) -> Iterator[Round]:
-    """Plain decoding after `start(target, None, prompt)`: rounds that draft nothing and commit one token each."""
-    tokens = list(prompt)
-    limit = len(prompt) + max_new_tokens
-    finish, index = None, 0
-    while finish is None:
-        began = clock()
-        logits = target.forward(torch.tensor([tokens[target.lengths[0] :]]), 1)[0]
-        verified = clock()
-        check_finite(logits, target.role, len(tokens))
-        settled = settle_plain(
-            processors(logits, tokens),
-            round_index=index,
-            position=len(tokens),
-            room=limit - len(tokens),
-            uniforms=uniforms,
-            ended=ended,
-        )
-        tokens += settled.tokens
-        target.rollback([0])
-        done = clock()
-        yield replace(settled, verify_s=verified - began, total_s=done - began)
-        finish, index = settled.finish, index + 1
+    def start(self, prompts: Sequence[Sequence[int]]) -> None:
+        """Prefill: both sides take in all of each prompt but its last token, which the first round feeds."""
+        ...
+
+    def begin(self, rows: Sequence[Row]) -> None:
+        """From now on the rounds are those rows', whose prompts have been taken in."""
+        ...
+
+    def ready(self, live: Sequence[Row]) -> None:
+        """Whatever must be there before the round begins, and is not timed."""
+        ...
+
+    def propose(self, live: Sequence[Row], most: Sequence[int], index: int) -> None:
+        """Drafts up to most[b] tokens for each row."""
+        ...
+
+    def score(self, live: Sequence[Row]) -> int:
+        """The target's call on each row's uncached and drafted tokens; how many tokens wide it was."""
+        ...
+
+    def settle(self, live: Sequence[Row], index: int) -> list[Round]:
+        """The verified rounds, cut at their ends, without times. Changes no row. Raises RunError for logits that are
+        not finite."""
+        ...
+
+    def roll_back(self, live: Sequence[Row]) -> None:
+        """Leaves of each row no more cached than its committed text but the last token, whatever happened before."""
+        ...
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Goes on with these rows only."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,131 +77,46 @@ class Step:
     rows: int
 
 
-def speculative_batch(
-    target: RowsModel,
-    drafter: RowsDrafter,
-    processors: Processors,
-    rows: Sequence[Row],
-    *,
-    k: int,
-    rule: Rule,
-    clock: Clock,
-) -> Iterator[Step]:
-    """`decoding.speculative` for several rows, after target and drafter have started with their prompts."""
+def steps(executor: Executor, rows: Sequence[Row], *, k: int, clock: Clock = time.perf_counter) -> Iterator[Step]:
+    """Speculative generation (Leviathan et al. 2023, Algorithm 1) of rows whose prompts the executor has taken in.
+
+    Yields a step at a time until every row has ended or is full, never overfull; k shrinks at the end. May be left
+    early: what the models hold is then what is committed. Raises RunError.
+    """
     live, index = list(rows), 0
     while live:
-        began = clock()
+        executor.ready(live)
+        began = drafted = clock()
         try:
-            proposals = drafter.propose(live, [min(k, row.room - 1) for row in live], index)
-            drafted = clock()
-            feeds = [
-                [*row.tokens[cached:], *proposal.tokens]
-                for row, cached, proposal in zip(live, target.lengths, proposals, strict=True)
-            ]
-            logits = target.forward(*padded(feeds))
+            if executor.drafts:
+                executor.propose(live, [min(k, row.room - 1) for row in live], index)
+                drafted = clock()
+            width = executor.score(live)
             verified = clock()
-            settled: list[Round] = []
-            for row, feed, proposal, scored in zip(live, feeds, proposals, logits, strict=True):
-                own = scored[len(feed) - len(proposal.tokens) - 1 : len(feed)]
-                row.check(own, target.role, len(row.tokens))
-                settled.append(
-                    settle(
-                        rule,
-                        processors(own, row.tokens, proposal.tokens),
-                        proposal,
-                        round_index=index,
-                        position=len(row.tokens),
-                        room=row.room,
-                        uniforms=row.uniforms,
-                        ended=row.ended,
-                    )
-                )
-            _commit(live, settled)
-        finally:  # also when interrupted: caches hold no more than what is committed
+            settled = executor.settle(live, index)
+            for row, finished in zip(
+                live, settled, strict=True
+            ):  # once all are settled: a step is whole or not at all
+                row.tokens += finished.tokens
+        finally:  # also when interrupted: a caller that goes on finds the caches right
             settling = clock()
-            _roll_back(target, live)
-            _roll_back(drafter, live)
+            executor.roll_back(live)
         stay = [b for b, finished in enumerate(settled) if finished.finish is None]
-        _leave(target, stay, len(live))
-        _leave(drafter, stay, len(live))
+        if 0 < len(stay) < len(live):
+            executor.keep(stay)
         done = clock()
-        yield _step(
-            index,
-            live,
-            settled,
-            drafted - began,
-            verified - drafted,
-            done - settling,
-            done - began,
-            width=max(len(feed) for feed in feeds),
-        )
+        times = (drafted - began, verified - drafted, done - settling, done - began)
+        rounds = {row.number: timed(r, *times) for row, r in zip(live, settled, strict=True)}
+        yield Step(index, rounds, *times, width=width, rows=len(live))
         live, index = [live[b] for b in stay], index + 1
 
 
-def autoregressive_batch(
-    target: RowsModel, processors: Processors, rows: Sequence[Row], *, clock: Clock
-) -> Iterator[Step]:
-    """Plain decoding of several rows, after the target has started with their prompts: a token a row and step."""
-    live, index = list(rows), 0
-    while live:
-        began = clock()
-        try:
-            feeds = [row.tokens[cached:] for row, cached in zip(live, target.lengths, strict=True)]
-            logits = target.forward(*padded(feeds))
-            verified = clock()
-            settled: list[Round] = []
-            for row, feed, scored in zip(live, feeds, logits, strict=True):
-                own = scored[len(feed) - 1 : len(feed)]
-                row.check(own, target.role, len(row.tokens))
-                settled.append(
-                    settle_plain(
-                        processors(own, row.tokens),
-                        round_index=index,
-                        position=len(row.tokens),
-                        room=row.room,
-                        uniforms=row.uniforms,
-                        ended=row.ended,
-                    )
-                )
-            _commit(live, settled)
-        finally:
-            _roll_back(target, live)
-        stay = [b for b, finished in enumerate(settled) if finished.finish is None]
-        _leave(target, stay, len(live))
-        done = clock()
-        yield _step(index, live, settled, 0.0, verified - began, 0.0, done - began, width=1)
-        live, index = [live[b] for b in stay], index + 1
+def timed(settled: Round, draft_s: float, verify_s: float, rollback_s: float, total_s: float) -> Round:
+    return replace(settled, draft_s=draft_s, verify_s=verify_s, rollback_s=rollback_s, total_s=total_s)
 
 
-def _commit(live: Sequence[Row], settled: Sequence[Round]) -> None:
-    """Once every row is settled: a step is committed whole or not at all."""
-    for row, finished in zip(live, settled, strict=True):
-        row.tokens += finished.tokens
-
-
-def _roll_back(side: RowsModel | RowsDrafter, live: Sequence[Row]) -> None:
-    """Each row keeps at most its committed text but the last token."""
-    side.rollback([max(0, n - (len(row.tokens) - 1)) for n, row in zip(side.lengths, live, strict=True)])
-
-
-def _leave(side: RowsModel | RowsDrafter, stay: Sequence[int], of: int) -> None:
-    if 0 < len(stay) < of:
-        side.keep(stay)
-
-
-def _step(
-    index: int,
-    live: Sequence[Row],
-    settled: Sequence[Round],
-    draft_s: float,
-    verify_s: float,
-    rollback_s: float,
-    total_s: float,
-    *,
-    width: int,
-) -> Step:
-    rounds = {
-        row.number: replace(r, draft_s=draft_s, verify_s=verify_s, rollback_s=rollback_s, total_s=total_s)
-        for row, r in zip(live, settled, strict=True)
-    }
-    return Step(index, rounds, draft_s, verify_s, rollback_s, total_s, width, len(live))
+def rounds_of(steps: Iterator[Step]) -> Iterator[Round]:
+    """The rounds of a batch of one."""
+    for step in steps:
+        (finished,) = step.rounds.values()
+        yield finished

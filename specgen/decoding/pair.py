@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,8 +13,40 @@ import torch
 from specgen.drafting.drafter import Drafter
 from specgen.models.protocol import LanguageModel
 from specgen.sampling.processors import Processors
-from specgen.settings import Sampling
-from specgen.verification.rules import Rule
+from specgen.sampling.randomness import KeyedUniforms, SharedNoise
+from specgen.settings import Mode, Sampling
+from specgen.verification.rules import Rule, rule_for
+
+
+class Hold:
+    """Who works with a pair's models: one thread at a time, and one text at a time in their caches.
+
+    captured: what the captured loop has made for these models, to be found again by the next text.
+    """
+
+    def __init__(self) -> None:
+        self._owner: object = None
+        self._busy = threading.Lock()
+        self.captured: dict[Any, Any] = {}
+
+    def take(self, owner: object) -> None:
+        """From now on the caches hold this one's text."""
+        self._owner = owner
+
+    def check(self, owner: object) -> None:
+        """Raises RuntimeError where somebody else has taken the models' caches."""
+        if self._owner is not owner:
+            raise RuntimeError("another generation of this session has begun: finish one before the next")
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """While the models work for one. Raises RuntimeError where they do for another one."""
+        if not self._busy.acquire(blocking=False):
+            raise RuntimeError("this session generates in another thread: give each thread a session of its own")
+        try:
+            yield
+        finally:
+            self._busy.release()
 
 
 @dataclass(frozen=True)
@@ -30,7 +63,14 @@ class Pair:
     tokenizer: Any
     dtype: torch.dtype
     clock: Callable[[], float]
-    # Whose text the caches hold now; one entry, so that the frozen pair can say it.
-    holder: list[object] = field(default_factory=lambda: [None], compare=False, repr=False)
+    hold: Hold = field(default_factory=Hold, compare=False, repr=False)
     rule: Rule | None = None
-    busy: threading.Lock = field(default_factory=threading.Lock, compare=False, repr=False)
+
+    @property
+    def verified_by(self) -> Rule:
+        """The rule in use: the mode's own, unless another stands in for it."""
+        return self.rule or rule_for(self.sampling)
+
+    def uniforms(self, seed: int, digest: int) -> KeyedUniforms:
+        """The randomness of a text under the mode, by seed and digest of the prompt."""
+        return (SharedNoise if self.sampling.mode is Mode.COUPLED else KeyedUniforms)(seed, digest)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from specgen.decoding.captured.fits import loop_for
-from specgen.decoding.loop import start as prefill_both
+from specgen.decoding.eager import start as prefill_both
 from specgen.decoding.pair import Pair
 from specgen.errors import CaptureError
 from specgen.machine.clocks import interleaved_medians
@@ -69,7 +69,7 @@ def measure_costs(
     if widths is None:
         widths = sorted({w for w in (1, 2, 3, 5, 9, 17, 33) if w <= max_k} | {max_k + 1})
     steps: dict[str, Callable[[], object]] = {"draft": draft_step, **{str(w): call(w) for w in widths}}
-    if getattr(target, "engine", "eager") == "graph":
+    if target.engine == "graph":
         with contextlib.suppress(CaptureError):  # such a pair is run by the eager loop
             wide = dataclasses.replace(pair, sampling=dataclasses.replace(pair.sampling, k=max_k))
             steps |= loop_for(wide).probes(prefix, widths)

@@ -1,67 +1,41 @@
-"""A scored proposal → the round it makes: verdict, cut at the first end, the numbers that are kept."""
+"""A judged proposal → the round it makes: cut at the first end, with the numbers that are kept."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import math
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from specgen.drafting.drafter import Proposal
+from specgen.drafting.drafter import Proposal, Row
 from specgen.rounds.record import Committed, Ended, Finish, Origin, Round
-from specgen.sampling.randomness import Stream, Uniforms, draw
-from specgen.settings import Mode
-from specgen.verification.judge import Verdict, verify
-from specgen.verification.law import expected_acceptance, law, overlap, total_variation
+from specgen.verification.judge import HostDraws, describe, verify
 from specgen.verification.rules import Rule
 
 
-def settle(
-    rule: Rule,
-    target_probs: Tensor,
-    proposal: Proposal,
-    *,
-    round_index: int,
-    position: int,
-    room: int,
-    uniforms: Uniforms,
-    ended: Ended,
-) -> Round:
+def settle(rule: Rule, target_probs: Tensor, proposal: Proposal, row: Row, index: int, *, plain: bool) -> Round:
     """One row's proposal verified and cut at the first end: its Round, but for the times.
 
-    target_probs: [n+1, V], behind the committed text and behind each of the n drafted tokens. position: how many
-    tokens are committed, the prompt's among them. room: how many more may be.
+    target_probs: [n+1, V], behind the row's committed text and behind each of the n drafted tokens. plain: there is
+    no drafter; the round is one of plain decoding.
     """
     draft_probs = proposal.probs.to(target_probs)
-    verdict = verify(
+    drafted = torch.tensor(proposal.tokens, dtype=torch.int64, device=target_probs.device)
+    verdict = verify(rule, target_probs, draft_probs, drafted, HostDraws(row.uniforms, len(row.tokens), index, plain))
+    accepted = int(verdict.accepted)
+    written, finish = until_the_end([*proposal.tokens[:accepted], int(verdict.token)], row.ended, row.room)
+    t = min(accepted + (accepted < len(drafted)), len(written))
+    told = describe(
         rule,
-        target_probs,
-        draft_probs,
-        proposal.tokens,
-        position=position,
-        round_index=round_index,
-        uniforms=uniforms,
+        target_probs[: len(written)],
+        draft_probs[:t],
+        torch.tensor(written, device=target_probs.device),
+        drafted[:t],
     )
-    written = [*proposal.tokens[: verdict.accepted], verdict.next_token]
-    written, finish = until_the_end(written, ended, room)
-    return Round(
-        index=round_index,
-        drafted=len(proposal.tokens),
-        tested=min(verdict.tested, len(written)),
-        accepted=min(verdict.accepted, len(written)),
-        **_record(rule, target_probs, draft_probs, proposal.tokens, verdict, written),
-        finish=finish,
-    )
-
-
-def settle_plain(
-    probs: Tensor, *, round_index: int, position: int, room: int, uniforms: Uniforms, ended: Ended
-) -> Round:
-    """The same for a row that is decoded plainly. probs: [1, V]."""
-    token = int(draw(probs[0], Stream.PLAIN, position, 0, uniforms))
-    written, finish = until_the_end([token], ended, room)
-    return Round(round_index, 0, 0, 0, _committed(probs, written, [Origin.PLAIN], []), finish=finish)
+    numbers = {name: values.tolist() for name, values in told.items()}
+    numbers["impossible"] = verdict.impossible.tolist()
+    return recorded(rule, index, proposal.tokens, accepted, int(verdict.token), written, finish, numbers, plain=plain)
 
 
 def until_the_end(written: list[int], ended: Ended, room: int) -> tuple[list[int], Finish | None]:
@@ -72,47 +46,54 @@ def until_the_end(written: list[int], ended: Ended, room: int) -> tuple[list[int
     return written, Finish.LENGTH if len(written) == room else None
 
 
-def _committed(
-    probs: Tensor, tokens: Sequence[int], origins: Sequence[Origin], overlaps: Sequence[float]
-) -> tuple[Committed, ...]:
-    """The few numbers a run keeps of each committed token's distribution (rows of probs [n, V])."""
-    rows = probs[: len(tokens)]
-    chosen = rows[range(len(tokens)), list(tokens)].log().tolist()
-    # Twice as fast as torch.special.entr; 0 · log 0 is 0 here as well.
-    entropy = (-(rows * rows.clamp(min=torch.finfo(rows.dtype).tiny).log()).sum(-1)).tolist()
-    support = rows.count_nonzero(-1).tolist()
-    return tuple(
-        Committed(token, origin, chosen[i], entropy[i], support[i], overlaps[i] if i < len(overlaps) else None)
-        for i, (token, origin) in enumerate(zip(tokens, origins, strict=True))
-    )
-
-
-def _record(
+def recorded(
     rule: Rule,
-    target_probs: Tensor,
-    draft_probs: Tensor,
+    index: int,
     drafted: Sequence[int],
-    verdict: Verdict,
+    accepted: int,
+    token: int,
     written: Sequence[int],
-) -> dict[str, Any]:
-    """What a Round says of its distributions: committed tokens, overlaps, and events that cannot be."""
-    tested = min(verdict.tested, len(written))
-    overlaps = tuple(overlap(target_probs[:tested], draft_probs[:tested]).tolist())
-    origins = [Origin.ACCEPTED] * verdict.accepted + [verdict.origin]
-    committed = _committed(target_probs, written, origins[: len(written)], overlaps)
+    finish: Finish | None,
+    told: Mapping[str, Sequence[float]],
+    *,
+    plain: bool,
+) -> Round:
+    """The round's record, but for its times.
+
+    accepted, token: what verification kept of the drafted tokens, and what followed them. written: what the first end
+    leaves of these. told: `describe`'s numbers, of these positions at least, and the verdict's `impossible`.
+    """
+    rejected = accepted < len(drafted)
+    tested = min(accepted + rejected, len(written))
+    last = Origin.PLAIN if plain else Origin.CORRECTION if rejected else Origin.BONUS
+    committed = tuple(
+        Committed(
+            token=written[i],
+            origin=Origin.ACCEPTED if i < accepted else last,
+            log_prob=told["log_prob"][i],
+            entropy=told["entropy"][i],
+            support=int(told["support"][i]),
+            overlap=told["overlap"][i] if i < tested else None,
+        )
+        for i in range(len(written))
+    )
     impossible = [
-        f"committed token {c.token}, to which the target gives 0" for c in committed if c.log_prob == -torch.inf
+        f"committed token {c.token}, to which the target gives 0" for c in committed if c.log_prob == -math.inf
     ]
-    if verdict.origin is Origin.CORRECTION and not rule.by_match:
-        j, x, y = verdict.accepted, drafted[verdict.accepted], verdict.next_token
-        if target_probs[j, x] >= draft_probs[j, x]:
-            impossible.append(f"rejected token {x}, to which the target gives no less than the draft")
-        if target_probs[j, y] <= draft_probs[j, y]:
-            impossible.append(f"corrected to token {y}, to which the target gives no more than the draft")
-    record: dict[str, Any] = {"committed": committed, "overlaps": overlaps, "impossible": tuple(impossible)}
-    if rule.name not in (Mode.EXACT, Mode.GREEDY):
-        record["expected"] = tuple(expected_acceptance(rule, target_probs[:tested], draft_probs[:tested]).tolist())
-    if not rule.by_match and rule.name != Mode.EXACT:
-        bias = total_variation(law(rule, target_probs[:tested], draft_probs[:tested]), target_probs[:tested])
-        record["biases"] = tuple(bias.tolist())
-    return record
+    if rejected and not rule.by_match:
+        if told["impossible"][0]:
+            impossible.append(f"rejected token {drafted[accepted]}, to which the target gives no less than the draft")
+        if told["impossible"][1]:
+            impossible.append(f"corrected to token {token}, to which the target gives no more than the draft")
+    return Round(
+        index=index,
+        drafted=len(drafted),
+        tested=tested,
+        accepted=min(accepted, len(written)),
+        committed=committed,
+        overlaps=tuple(told["overlap"][:tested]),
+        expected=tuple(told.get("expected", ())[:tested]),
+        biases=tuple(told.get("biases", ())[:tested]),
+        impossible=() if plain else tuple(impossible),
+        finish=finish,
+    )

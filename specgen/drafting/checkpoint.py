@@ -1,4 +1,4 @@
-"""Drafters: what proposes. A checkpoint is one kind, prompt lookup another."""
+"""A checkpoint that drafts: a model samples from its own distribution, token after token."""
 
 from __future__ import annotations
 
@@ -7,21 +7,32 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from specgen.drafting.drafter import Proposal, Row
-from specgen.models.protocol import LanguageModel, prefill
-from specgen.models.ragged import RowsModel, padded
+from specgen.drafting.drafter import Drafter, Ingredients, Proposal, Row, RowsDrafter
+from specgen.models.protocol import LanguageModel, RowsModel, padded, prefill
+from specgen.profiles.schema import CheckpointDraft
 from specgen.sampling.processors import Processors, check_finite
 from specgen.sampling.randomness import Stream, Uniforms, draw
 
 
-class ModelDrafter:
+class ModelDrafter(Drafter):
     """A checkpoint that drafts by sampling from its own processed distribution (greedy: its argmax)."""
 
     kind = "checkpoint"
+    settings = CheckpointDraft
+
+    model: LanguageModel
+    processors: Processors
 
     def __init__(self, model: LanguageModel, processors: Processors) -> None:
         self.model = model
         self.processors = processors
+        self.chain = type(self).propose is ModelDrafter.propose  # what proposes otherwise is not the plain chain
+
+    @classmethod
+    def made(cls, ingredients: Ingredients) -> ModelDrafter:
+        assert ingredients.model is not None
+        assert ingredients.own_processors is not None
+        return cls(ingredients.model, ingredients.own_processors)
 
     @property
     def cached(self) -> int:
@@ -55,6 +66,11 @@ class ModelDrafter:
             probs = self.processors(logits, tokens[:first], tokens[first : first + len(logits) - 1])
             yield first, list(probs)
 
+    def for_rows(self, rows: int) -> RowsDrafter:
+        if not self.chain:
+            return super().for_rows(rows)
+        return CheckpointRows(self.model.for_rows(), self.processors)
+
 
 class CheckpointRows:
     """A checkpoint that drafts for all rows together: what `ModelDrafter` does for one, in as many calls.
@@ -81,7 +97,7 @@ class CheckpointRows:
             for b, feed in enumerate(feeds):
                 if feed:
                     last, position = logits[b, len(feed) - 1 : len(feed)], len(texts[b])
-                    rows[b].check(last, self.model.role, position)
+                    check_finite(last, self.model.role + rows[b].name, position)
                     probs[b].append(self.processors(last, texts[b])[0])
                     token = draw(probs[b][-1], Stream.DRAFT, position, round_index, rows[b].uniforms)
                     texts[b].append(int(token))

@@ -7,11 +7,12 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from specgen.drafting.drafter import Proposal
+from specgen.drafting.drafter import Drafter, Ingredients, Proposal
+from specgen.profiles.schema import NgramDraft
 from specgen.sampling.randomness import Uniforms
 
 
-class NgramDrafter:
+class NgramDrafter(Drafter):
     """Prompt lookup: the token that followed the latest earlier occurrence of the longest matching suffix.
 
     Its distribution is one-hot and a function of the prefix alone (prompt, output and what it has drafted so far),
@@ -20,6 +21,7 @@ class NgramDrafter:
     """
 
     kind = "ngram"
+    settings = NgramDraft
 
     def __init__(
         self,
@@ -36,6 +38,14 @@ class NgramDrafter:
         self.device = device
         self._tokens: list[int] = []
         self._followers: dict[tuple[int, ...], list[int]] = {}  # n-gram → the tokens that followed it, in order
+
+    @classmethod
+    def made(cls, ingredients: Ingredients) -> NgramDrafter:
+        settings, target = ingredients.settings, ingredients.target
+        assert isinstance(settings, NgramDraft)
+        return cls(
+            target.vocabulary, max_ngram=settings.max_ngram, min_ngram=settings.min_ngram, device=target.device
+        )
 
     @property
     def cached(self) -> int:

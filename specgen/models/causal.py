@@ -13,7 +13,9 @@ from transformers import DynamicCache
 
 from specgen.errors import RunError, UsageError
 from specgen.models.caches import in_place
-from specgen.models.protocol import PREFILL_CHUNK
+from specgen.models.protocol import PREFILL_CHUNK, LanguageModel
+from specgen.models.ragged import RaggedLM
+from specgen.models.traffic import cache_bytes, call_bytes
 
 SCORE_CHUNK = 256  # rows a call: bounds the [rows, vocabulary] logits of a teacher-forced pass
 
@@ -34,7 +36,7 @@ def _windows_take_several_calls() -> bool:
     return bool(keys.shape[-2] == 2)
 
 
-class CausalLM:
+class CausalLM(LanguageModel):
     """A transformers model for one row of text.
 
     Raises UsageError where its cache cannot be rolled back, RunError where a call runs out of memory or the cache
@@ -49,14 +51,15 @@ class CausalLM:
         config = model.config.get_text_config()
         self.vocabulary = vocabulary or int(config.vocab_size)
         self.context: int | None = getattr(config, "max_position_embeddings", None)
+        self.windowed = bool(getattr(config, "sliding_window", None))
         self._embeddings = int(model.get_input_embeddings().weight.shape[0])
         parameters = inspect.signature(model.forward).parameters
         self._cache_argument = next((n for n in ("cache", "past_key_values") if n in parameters), None)
         if self._cache_argument is None:
             raise UsageError(f"the {role} ({type(model).__name__}) takes no key-value cache: specgen cannot run it")
+        self.dtype: torch.dtype = model.dtype
         self._keeps_logits = "logits_to_keep" in parameters
         self._cache: Any = None
-        self.kept: dict[str, Any] = {}  # what a room above keeps as long as the model lives
         self.reset()
 
     def _new_cache(self) -> Any:
@@ -70,6 +73,13 @@ class CausalLM:
                 "speculative generation needs a model whose cache can forget rejected tokens"
             )
         return cache
+
+    def for_rows(self) -> RaggedLM:
+        return RaggedLM(self)
+
+    @property
+    def bytes_read(self) -> tuple[int, int]:  # type: ignore[override]
+        return call_bytes(self.model), cache_bytes(self.model)
 
     def reset(self) -> None:
         self._cache = self._new_cache()
@@ -152,11 +162,3 @@ class CausalLM:
             chunk = tokens[first - 1 : min(first + SCORE_CHUNK, len(tokens)) - 1]
             yield first, self.call(torch.tensor([chunk]), len(chunk), cache)[0]
             cache.crop(0)
-
-
-def rope_changes_with_length(model: Any) -> bool:
-    """Whether a transformers model's rotary embedding depends on the longest position of a call: rows of a batch then
-    depend on their neighbours, and a call on several tokens differs from those on one where it crosses the length."""
-    ropes = getattr(model.config.get_text_config(), "rope_parameters", None) or {}
-    types = {str(rope.get("rope_type")) for rope in (ropes, *ropes.values()) if isinstance(rope, dict)}
-    return bool(types & {"dynamic", "longrope"})

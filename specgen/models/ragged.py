@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -12,35 +12,11 @@ from transformers import DynamicCache
 
 from specgen.errors import UsageError
 from specgen.models.caches import Rows, in_place, ragged
-from specgen.models.causal import CausalLM, rope_changes_with_length
 from specgen.models.protocol import PREFILL_CHUNK
+from specgen.models.rope import rope_changes_with_length
 
-
-class RowsModel(Protocol):
-    """What the loop needs of a model for B rows. `lengths[b]` tokens of row b are cached."""
-
-    role: str
-    vocabulary: int
-
-    @property
-    def lengths(self) -> tuple[int, ...]: ...
-
-    def start(self, prompts: Sequence[Sequence[int]]) -> None:
-        """A new batch: row b takes in all of prompts[b] but its last token."""
-        ...
-
-    def forward(self, tokens: Tensor, counts: Sequence[int]) -> Tensor:
-        """Appends the first counts[b] of row b's tokens [B, n]; logits [B, n, V], of which row b's first counts[b]
-        mean something."""
-        ...
-
-    def rollback(self, counts: Sequence[int]) -> None:
-        """Forgets the last counts[b] >= 0 cached tokens of row b."""
-        ...
-
-    def keep(self, rows: Sequence[int]) -> None:
-        """Goes on with these rows only, in this order."""
-        ...
+if TYPE_CHECKING:
+    from specgen.models.causal import CausalLM
 
 
 class RaggedLM:
@@ -145,9 +121,3 @@ def _stacked(parts: Sequence[Tensor | None], length: int) -> Tensor:
         if part is not None:
             row[:, : part.shape[-2]] = part[0]
     return whole
-
-
-def padded(feeds: Sequence[Sequence[int]]) -> tuple[Tensor, list[int]]:
-    """tokens [B, n] and counts [B] of rows that bring different numbers of tokens."""
-    counts = [len(feed) for feed in feeds]
-    return torch.tensor([[*feed, *[0] * (max(counts) - len(feed))] for feed in feeds]), counts

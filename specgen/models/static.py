@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from specgen.errors import CaptureError, RunError
 from specgen.models.caches import RaggedLayer, Rows, ragged
-from specgen.models.causal import CausalLM, rope_changes_with_length
+from specgen.models.causal import CausalLM
 from specgen.models.protocol import PREFILL_CHUNK
+from specgen.models.rope import rope_changes_with_length
 
 FIRST_TIER = 256  # slots that a captured call sees at least; then twice as many
 
@@ -125,31 +126,24 @@ class StaticCache:
 
 
 def static_cache(model: CausalLM) -> StaticCache:
-    """The model's static cache, made and tried once. Raises CaptureError."""
-    if "static cache" not in model.kept:
-        model.kept["static cache"] = _make_static(model)
-    made = model.kept["static cache"]
-    if isinstance(made, str):
-        raise CaptureError(made)
-    return cast(StaticCache, made)
-
-
-def _make_static(model: CausalLM) -> StaticCache | str:
+    """A static cache for the model, tried before it is trusted. Raises CaptureError, with the reason."""
     name = f"the {model.role} ({type(model.model).__name__})"
     places = getattr(model.model, "hf_device_map", None) or {}
     if len({str(place) for place in places.values()}) > 1:
-        return f"{name} is spread over several devices"
+        raise CaptureError(f"{name} is spread over several devices")
     if rope_changes_with_length(model.model):
-        return f"{name} changes its rotary embedding with the text's length"
+        raise CaptureError(f"{name} changes its rotary embedding with the text's length")
     try:
         cache = StaticCache(model)
     except ValueError as error:
-        return f"{name} cannot have a static cache: {error}"
+        raise CaptureError(f"{name} cannot have a static cache: {error}") from error
     try:
         agrees = cache.agrees()
     except (RunError, TypeError, ValueError, RuntimeError, AttributeError) as error:
-        return f"{name} cannot run on a static cache: {first_line(error)}"
-    return cache if agrees else f"{name} gives other logits on a static cache"
+        raise CaptureError(f"{name} cannot run on a static cache: {first_line(error)}") from error
+    if not agrees:
+        raise CaptureError(f"{name} gives other logits on a static cache")
+    return cache
 
 
 def first_line(error: BaseException) -> str:

@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specgen.drafting.checkpoint import ModelDrafter
 from specgen.drafting.drafter import Drafter
 from specgen.models.protocol import LanguageModel
 from specgen.rounds.expected import ExpectedRounds, expected_rounds
@@ -128,7 +127,7 @@ Row = tuple[Tensor, Tensor | None]  # target logits [V]; draft logits, or its ow
 
 def _rows(target: LanguageModel, drafter: Drafter, tokens: Sequence[int], first: int) -> Iterator[Row]:
     """Both sides' rows, whatever the chunks that each computes them in."""
-    source = drafter.model.score(tokens, first) if isinstance(drafter, ModelDrafter) else drafter.score(tokens, first)
+    source = drafter.score(tokens, first) if drafter.model is None else drafter.model.score(tokens, first)
     theirs: Iterator[Tensor | None] = (row for _, rows in source for row in rows)
     ours = (row for _, rows in target.score(tokens, first) for row in rows)
     return zip(ours, theirs, strict=True)
@@ -159,11 +158,8 @@ def score_text(
     own = sampling.temperature or 0.0
     wanted = sorted({*temperatures, own})
     chains = {t: at_temperature(processors, sampling, t) for t in wanted}
-    drafts = (
-        {t: at_temperature(drafter.processors, sampling, t) for t in wanted}
-        if isinstance(drafter, ModelDrafter)
-        else {}
-    )
+    theirs = drafter.processors
+    drafts = {} if theirs is None else {t: at_temperature(theirs, sampling, t) for t in wanted}
     log_probs: list[float] = []
     ratios: list[float] = []
     proposes: list[bool] = []
@@ -177,10 +173,9 @@ def score_text(
             n, prefix, inside = len(block), text[:at], text[at : at + len(block) - 1]
             logits = torch.stack([row for row, _ in block])
             check_finite(logits, target.role, begin + at)
-            theirs = [row for _, row in block]
-            offered = [row is not None for row in theirs]
-            raw = torch.stack([torch.zeros_like(logits[0]) if row is None else row for row in theirs])
-            if isinstance(drafter, ModelDrafter):
+            offered = [row is not None for _, row in block]
+            raw = torch.stack([torch.zeros_like(logits[0]) if row is None else row for _, row in block])
+            if drafter.model is not None:
                 check_finite(raw, drafter.model.role, begin + at)
             for t in wanted:
                 target_probs = chains[t](logits, prefix, inside).double()

@@ -79,7 +79,7 @@ def _line(key: str, field: Any, details: Any, source: str, given: Mapping[str, t
     if kind.startswith("union_tag"):
         missing = kind.endswith("not_found")
         fault = " is missing" if missing else f": {shown_value(value.get('kind'))} is not allowed"
-        return f"{where}draft.kind{fault}; expected checkpoint or ngram"
+        return f"{where}draft.kind{fault}; expected {' or '.join(DRAFTS)}"
     if kind == "value_error" and field is Profile.model_fields.get(base):  # of a whole section
         return f"{where}{key}: {details['ctx']['error']}"
     expected = f"expected {field.description if field else details['msg']}"

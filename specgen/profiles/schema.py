@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
@@ -11,10 +11,12 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    GetCoreSchemaHandler,
     PrivateAttr,
     field_validator,
     model_validator,
 )
+from pydantic_core import CoreSchema
 
 from specgen.settings import Mode
 
@@ -89,13 +91,19 @@ class CheckpointSettings(_Section):
     tokenizer: Text | None = Field(default=None, description="a hub id or a folder")
 
 
-class CheckpointDraft(CheckpointSettings):
+class DraftSettings(_Section):
+    """The base of every kind of draft's settings; `kind` names it."""
+
+    kind: str
+
+
+class CheckpointDraft(CheckpointSettings, DraftSettings):
     """A smaller checkpoint that proposes."""
 
     kind: Literal["checkpoint"] = Field(description="checkpoint or ngram")
 
 
-class NgramDraft(_Section):
+class NgramDraft(DraftSettings):
     """Proposes what followed the text's last tokens earlier in the same text; the lengths are in tokens."""
 
     kind: Literal["ngram"] = Field(description="checkpoint or ngram")
@@ -109,7 +117,23 @@ class NgramDraft(_Section):
         return self
 
 
-Draft = Annotated[CheckpointDraft | NgramDraft, Field(discriminator="kind")]
+# By kind. Those of kinds that are defined with their drafter join by `register_draft`.
+DRAFTS: dict[str, type[DraftSettings]] = {"checkpoint": CheckpointDraft, "ngram": NgramDraft}
+
+
+class _AnyKind:
+    """A draft section is what its `kind` says, of the kinds there are when the profile's schema is built."""
+
+    @staticmethod
+    def __get_pydantic_core_schema__(source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return handler.generate_schema(Annotated[tuple(DRAFTS.values()), Field(discriminator="kind")])
+
+
+def register_draft(kind: str, settings: type[DraftSettings]) -> None:
+    """From now on profiles may have a draft of that kind."""
+    if DRAFTS.get(kind) is not settings:
+        DRAFTS[kind] = settings
+        Profile.model_rebuild(force=True)
 
 
 class DecodingSettings(_Section):
@@ -169,7 +193,9 @@ class Profile(_Section):
     description: str = Field(default="", description="a string")
     tested: bool = Field(default=False, description="true or false")
     target: CheckpointSettings = Field(description="a mapping with at least a checkpoint")
-    draft: Draft | None = Field(default=None, description="null, or a mapping with kind: checkpoint or kind: ngram")
+    draft: Annotated[DraftSettings, _AnyKind] | None = Field(
+        default=None, description="null, or a mapping with kind: checkpoint or kind: ngram"
+    )
     decoding: DecodingSettings = Field(default_factory=DecodingSettings, description="a mapping")
     prompt: PromptSettings = Field(default_factory=PromptSettings, description="a mapping")
 
@@ -196,6 +222,3 @@ SECTIONS: dict[str, type[_Section]] = {
     "decoding": DecodingSettings,
     "prompt": PromptSettings,
 }
-
-
-DRAFTS: dict[str, type[_Section]] = {"checkpoint": CheckpointDraft, "ngram": NgramDraft}

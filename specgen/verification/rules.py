@@ -28,8 +28,22 @@ def residual(target_probs: Tensor, draft_probs: Tensor) -> Tensor:
 
 def accept_exact(target_probs: Tensor, draft_probs: Tensor) -> Tensor:
     """min(1, target/draft); 1 throughout a row whose residual has no mass: there is nothing to correct there."""
-    agree = residual(target_probs, draft_probs).sum(-1, keepdim=True) <= 0
-    ratio = (target_probs / draft_probs).nan_to_num(nan=1.0)  # 0/0: what the draft never draws
+    return _ratio(target_probs, draft_probs, _agree(target_probs, draft_probs))
+
+
+def exact_at(target_probs: Tensor, draft_probs: Tensor, tokens: Tensor) -> Tensor:
+    """[n]: `accept_exact` of rows [n, V] at one token each, which costs a division a row."""
+    rows = torch.arange(len(tokens), device=tokens.device)
+    agree = _agree(target_probs, draft_probs)[:, 0]
+    return _ratio(target_probs[rows, tokens], draft_probs[rows, tokens], agree)
+
+
+def _agree(target_probs: Tensor, draft_probs: Tensor) -> Tensor:
+    return residual(target_probs, draft_probs).sum(-1, keepdim=True) <= 0
+
+
+def _ratio(target: Tensor, draft: Tensor, agree: Tensor) -> Tensor:
+    ratio = (target / draft).nan_to_num(nan=1.0)  # 0/0: what the draft never draws
     return (ratio + agree).clamp(max=1)
 
 
@@ -67,16 +81,24 @@ class Rule:
 
     by_match: verified by drawing the target's own token and comparing (greedy, coupled), not by accept; the draft's
     draw and the target's are then not independent and `law` does not apply (greedy apart, where both are certain).
+    at: accept at one token a row, where that is cheaper than whole rows.
     """
 
     name: str
     accept: Acceptance
     correction: Callable[[Tensor, Tensor, Tensor], Tensor] = best_correction
     by_match: bool = False
+    at: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None
+
+    def accept_at(self, target_probs: Tensor, draft_probs: Tensor, tokens: Tensor) -> Tensor:
+        """[n]: accept of rows [n, V] at one token each; without the rest of the rows, where the rule can."""
+        if self.at is not None:
+            return self.at(target_probs, draft_probs, tokens)
+        return self.accept(target_probs, draft_probs).gather(-1, tokens[:, None])[:, 0]
 
 
 RULES = {
-    Mode.EXACT: Rule("exact", accept_exact),
+    Mode.EXACT: Rule("exact", accept_exact, at=exact_at),
     Mode.GREEDY: Rule("greedy", accept_greedy, lambda target, draft, a: accept_greedy(target, draft), by_match=True),
     Mode.COUPLED: Rule("coupled", accept_exact, by_match=True),
 }
@@ -85,7 +107,12 @@ RULES = {
 def rule_for(sampling: Sampling) -> Rule:
     """The rule of the effective settings."""
     if sampling.mode is Mode.LENIENT:
-        return Rule("lenient", accept_lenient(sampling.lenience))
+        lenience = sampling.lenience
+        return Rule(
+            "lenient",
+            accept_lenient(lenience),
+            at=lambda p, q, tokens: (exact_at(p, q, tokens) / lenience).clamp(max=1),
+        )
     if sampling.mode is Mode.TYPICAL:
         return Rule("typical", accept_typical(sampling.typical_epsilon, sampling.typical_delta))
     return RULES[sampling.mode]

@@ -19,7 +19,7 @@ from specgen.analysis import simulate as simulate_module
 from specgen.analysis import stored as stored_module
 from specgen.analysis.prediction import predict
 from specgen.cli import app
-from specgen.decoding.loop import speculative, start
+from specgen.decoding.eager import speculative, start
 from specgen.decoding.self_check import SelfCheck, kept_ratio
 from specgen.drafting.checkpoint import ModelDrafter
 from specgen.errors import UsageError

@@ -23,7 +23,8 @@ from specgen.audit.findings import CHECKS, AuditResult, Status
 from specgen.audit.sampler import LEVEL
 from specgen.audit.watching import Memoised
 from specgen.decoding import settle
-from specgen.decoding.loop import speculative
+from specgen.decoding.eager import Eager, speculative
+from specgen.decoding.generation import Generation
 from specgen.decoding.pair import Pair
 from specgen.drafting.checkpoint import ModelDrafter
 from specgen.drafting.drafter import Drafter
@@ -127,9 +128,11 @@ def test_prompt_lookup_passes(mode: Mode) -> None:
 
 def test_a_generation_under_way_finds_its_caches_taken() -> None:
     pair = table_pair(settings())
-    result = audited(pair, ["seeds"])
-    assert result.passed
-    assert pair.holder[0] is not None
+    rounds = iter(Generation(pair, PROMPTS[0]))
+    next(rounds)
+    assert audited(pair, ["seeds"]).passed
+    with pytest.raises(RuntimeError, match="another generation of this session has begun"):
+        next(rounds)
 
 
 def caught(pair: Pair, name: str, **options: Any) -> None:
@@ -190,10 +193,10 @@ def test_fault_cache_off_by_one(broken: type[TableModel], side: str, mode: Mode)
     caught(pair_of(models["target"], models["draft"], settings(mode)), "caches")
 
 
-def test_fault_loop_keeps_a_token_too_many() -> None:
-    right = "target.rollback([max(0, target.lengths[0] - (len(tokens) - 1))])"
-    wrong = mutant(speculative, right, "target.rollback([max(0, target.lengths[0] - len(tokens))])")
-    caught(table_pair(settings()), "caches", loop=wrong)
+def test_fault_loop_keeps_a_token_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    wrong = mutant(Eager.roll_back, "(len(row.tokens) - 1)", "len(row.tokens)")
+    monkeypatch.setattr(Eager, "roll_back", wrong)
+    caught(table_pair(settings()), "caches")
 
 
 class RemembersStale(NgramDrafter):
@@ -238,7 +241,8 @@ def test_fault_acceptance_not_strict(monkeypatch: pytest.MonkeyPatch) -> None:
     result = audited(pair, ["sampler"], prompts=prompts)
     assert result.passed
     assert "(0 drafted" not in result["sampler"].measured
-    monkeypatch.setattr(settle, "verify", mutant(judge.verify, "if not u < a:", "if not u <= a:"))
+    wrong = mutant(judge.HostDraws.kept, "if not u < probability:", "if not u <= probability:")
+    monkeypatch.setattr(judge.HostDraws, "kept", wrong)
     caught(pair, "sampler", prompts=prompts)
     assert "boundary" in audited(pair, ["sampler"], prompts=prompts)["sampler"].notes[0]
 
@@ -260,16 +264,13 @@ def test_fault_draws_from_bent_uniforms(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.parametrize("mode", [Mode.GREEDY, Mode.COUPLED], ids=str)
-def test_fault_rule_that_keeps_too_much_is_no_tie(mode: Mode) -> None:
-    wrong = mutant(judge._verify_by_match, "if own != token:", "if own != token and j:")
-
-    def loop(*args: Any, **options: Any) -> Iterator[Round]:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(judge, "_verify_by_match", wrong)
-            yield from speculative(*args, **options)
-
+def test_fault_rule_that_keeps_too_much_is_no_tie(mode: Mode, monkeypatch: pytest.MonkeyPatch) -> None:
+    wrong = mutant(judge.verify, "own[:k] == drafted", "(own[:k] == drafted) | (ahead == 0)")
+    monkeypatch.setattr(settle, "verify", wrong)  # plain decoding drafts nothing, and stays as it is
+    further = mutant(judge.HostDraws.own, "if own[j] != token:", "if own[j] != token and j:")
+    monkeypatch.setattr(judge.HostDraws, "own", further)
     name = "greedy" if mode is Mode.GREEDY else "invariance"
-    result = audited(table_pair(settings(mode)), [name], loop=loop)
+    result = audited(table_pair(settings(mode)), [name])
     assert result.failed == (name,)
     assert "not explained by rounding: a bug" in result[name].notes[0]
 

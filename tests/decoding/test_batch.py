@@ -13,21 +13,22 @@ import torch
 import transformers as tf
 from torch import Tensor
 
-from specgen.decoding import loop as loop_module
+from specgen.decoding import loop
 from specgen.decoding.batch import BatchGeneration
+from specgen.decoding.eager import Eager
 from specgen.decoding.generation import Generation
-from specgen.decoding.loop import Step, autoregressive_batch, speculative_batch
+from specgen.decoding.loop import Step
 from specgen.decoding.pair import Pair
 from specgen.drafting.checkpoint import CheckpointRows, ModelDrafter
-from specgen.drafting.drafter import Drafter, Row
+from specgen.drafting.drafter import Drafter, EachRow, Row, RowsDrafter
 from specgen.drafting.ngram import NgramDrafter
-from specgen.drafting.rows import EachRow, RowsDrafter
 from specgen.errors import RunError, UsageError
 from specgen.models import protocol
 from specgen.models import ragged as ragged_module
 from specgen.models.caches import Rows
 from specgen.models.causal import CausalLM
-from specgen.models.ragged import RaggedLM, padded
+from specgen.models.protocol import padded
+from specgen.models.ragged import RaggedLM
 from specgen.rounds.record import Finish, Round, ends_at
 from specgen.sampling.processors import Processors
 from specgen.sampling.randomness import KeyedUniforms, prompt_digest
@@ -203,7 +204,7 @@ def test_finished_rows_leave_and_the_others_go_on(llamas: Any) -> None:
         assert step.width == 1 + max(r.drafted for r in step.rounds.values())
         left -= {number for number, r in step.rounds.items() if r.finish is not None}
         if left:
-            assert len(batch._target.lengths) == len(left)
+            assert len(batch._executor.target.lengths) == len(left)
     assert not left
     assert max(map(len, batch.rows_rounds)) == index + 1
 
@@ -277,11 +278,9 @@ def rows_of(prompts: Sequence[Sequence[int]], s: Sampling) -> list[Row]:
 def recorded(llamas: Any, prompts: Sequence[Sequence[int]], s: Sampling) -> tuple[Any, Any, list[Row], Any]:
     target, draft = (RowsRecorder(model) for model in llamas)
     drafter, processors = CheckpointRows(draft, Processors.of(s)), Processors.of(s)
-    target.start(prompts)
-    drafter.start(prompts)
-    rows = rows_of(prompts, s)
-    steps = speculative_batch(target, drafter, processors, rows, k=s.k, rule=RULES[s.mode], clock=lambda: 0.0)
-    return target, draft, rows, steps
+    executor, rows = Eager(target, drafter, processors, RULES[s.mode]), rows_of(prompts, s)
+    executor.start(prompts)
+    return target, draft, rows, loop.steps(executor, rows, k=s.k, clock=lambda: 0.0)
 
 
 @pytest.mark.parametrize("name", FULL_ATTENTION)
@@ -360,17 +359,7 @@ def test_interrupted_inside_a_call_the_caches_are_right(depth: int, who: str, er
         assert target.lengths[b] == len(row.tokens) - 1
         assert len(row.tokens) - 2 <= draft.lengths[b] <= len(row.tokens) - 1
     processors = Processors.of(s)
-    list(
-        speculative_batch(
-            target,
-            CheckpointRows(draft, processors),
-            processors,
-            rows,
-            k=3,
-            rule=RULES[Mode.EXACT],
-            clock=lambda: 0.0,
-        )
-    )
+    list(loop.steps(Eager(target, CheckpointRows(draft, processors), processors), rows, k=3))
     assert [len(row.tokens) - len(p) for row, p in zip(rows, PROMPTS, strict=False)] == [40] * 4
     assert max(target.largest_error(), draft.largest_error()) < 1e-4
 
@@ -435,15 +424,12 @@ def table_steps(
     clock: Any = lambda: 0.0,
 ) -> Any:
     rows = [
-        Row(b, list(p), len(p) + s.max_new_tokens, u, ends_at(s.end_tokens))
+        Row(b, list(p), len(p) + s.max_new_tokens, u, ends_at(s.end_tokens), f" (prompt {b + 1} of the batch)")
         for b, (p, u) in enumerate(zip(prompts, uniforms, strict=True))
     ]
-    processors = Processors.of(s)
-    target.start(prompts)
-    if drafter is None:
-        return autoregressive_batch(target, processors, rows, clock=clock)
-    drafter.start(prompts)
-    return speculative_batch(target, drafter, processors, rows, k=s.k, rule=RULES[s.mode], clock=clock)
+    executor = Eager(target, drafter, Processors.of(s), RULES[s.mode])
+    executor.start(prompts)
+    return loop.steps(executor, rows, k=s.k, clock=clock)
 
 
 @pytest.mark.parametrize("options", [{}, {"end_tokens": (1,)}, {"repetition_penalty": 1.7}], ids=str)
@@ -462,7 +448,7 @@ def test_the_law_of_one_row_beside_another(which: int, kind: str, options: dict[
         if kind == "checkpoint":
             drafter = CheckpointRows(draft, Processors.of(s))
         elif kind == "ngram":
-            drafter = EachRow(NgramDrafter(3, dtype=torch.float64))
+            drafter = EachRow([NgramDrafter(3, dtype=torch.float64) for _ in prompts])
         script = KeyedUniforms(4, 0)
         uniforms = [u, script] if which == 0 else [script, u]
         texts: list[tuple[int, ...]] = [(), ()]
@@ -484,15 +470,15 @@ def test_times_of_a_step_come_from_the_clock() -> None:
     s = Sampling(k=2, max_new_tokens=6)
     drafter = CheckpointRows(RowTables(table, "draft"), Processors.of(s))
     uniforms = [KeyedUniforms(b, 0) for b in range(3)]
-    steps: list[Step] = list(table_steps(RowTables(table), drafter, [[1]] * 3, s, uniforms, lambda: next(ticks)))
-    assert [(x.draft_s, x.verify_s, x.rollback_s, x.total_s, x.width, x.rows) for x in steps] == [
+    done: list[Step] = list(table_steps(RowTables(table), drafter, [[1]] * 3, s, uniforms, lambda: next(ticks)))
+    assert [(x.draft_s, x.verify_s, x.rollback_s, x.total_s, x.width, x.rows) for x in done] == [
         (1, 1, 1, 4, 3, 3)
     ] * 2
-    for r in (r for step in steps for r in step.rounds.values()):
+    for r in (r for step in done for r in step.rounds.values()):
         assert (r.draft_s, r.verify_s, r.rollback_s, r.total_s) == (1, 1, 1, 4)
     ticks = itertools.count()
     (plain, *_) = table_steps(RowTables(table), None, [[1]] * 3, s, uniforms, lambda: next(ticks))
-    assert (plain.draft_s, plain.verify_s, plain.rollback_s, plain.total_s, plain.width) == (0, 1, 0, 2, 1)
+    assert (plain.draft_s, plain.verify_s, plain.rollback_s, plain.total_s, plain.width) == (0, 1, 1, 3, 1)
 
 
 class Broken(TableModel):
@@ -537,14 +523,12 @@ def test_positions_that_cannot_be_given_are_refused(config: Any) -> None:
 
 
 def test_a_drafter_for_one_row_and_a_target_for_one_row_are_refused(llamas: Any) -> None:
-    class Other(NgramDrafter):
-        kind = "other"
-
     s = Sampling()
     table = TableModel(random_table(50, 1), "draft")
-    with pytest.raises(UsageError, match="a draft of kind checkpoint proposes for one prompt at a time"):
+    with pytest.raises(UsageError, match="the draft decodes one prompt at a time"):
         BatchGeneration(pair_of(llamas[0], table, s), PROMPTS[:2])  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="this target decodes one prompt at a time"):
+    table.role = "target"
+    with pytest.raises(UsageError, match="the target decodes one prompt at a time"):
         BatchGeneration(pair_of(table, llamas[1], s), PROMPTS[:2])  # type: ignore[arg-type]
 
 
@@ -630,8 +614,8 @@ def test_fault_in_the_cache(
 
 
 def test_fault_loop_keeps_a_token_too_many(llamas: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    wrong = mutant(loop_module._roll_back, "(len(row.tokens) - 1)", "len(row.tokens)")
-    monkeypatch.setattr(loop_module, "_roll_back", wrong)
+    wrong = mutant(Eager.roll_back, "(len(row.tokens) - 1)", "len(row.tokens)")
+    monkeypatch.setattr(Eager, "roll_back", wrong)
     assert seen_or_broken(llamas)
 
 
@@ -648,7 +632,8 @@ def test_fault_shared_seed(llamas: Any, monkeypatch: pytest.MonkeyPatch, right: 
 
 
 def test_fault_prompt_lookups_share_their_text(llamas: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(EachRow, "start", mutant(EachRow.start, "copy.copy(self._drafter)", "self._drafter"))
+    wrong = mutant(Drafter.for_rows, "copy.copy(self)", "self")
+    monkeypatch.setattr(Drafter, "for_rows", wrong)
     assert seen_or_broken(llamas, "ngram")
 
 

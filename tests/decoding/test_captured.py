@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,10 +17,13 @@ from specgen.decoding.captured import capture, fits
 from specgen.decoding.captured import loop as loop_module
 from specgen.decoding.captured.capture import call_directly
 from specgen.decoding.captured.fits import loop_for, why_not
+from specgen.decoding.captured.loop import GraphLoop
+from specgen.decoding.eager import autoregressive, speculative, start
 from specgen.decoding.generation import Generation
-from specgen.decoding.loop import autoregressive, speculative, start
+from specgen.decoding.loop import rounds_of, steps
 from specgen.decoding.pair import Pair
 from specgen.drafting.checkpoint import ModelDrafter
+from specgen.drafting.drafter import Row
 from specgen.drafting.ngram import NgramDrafter
 from specgen.errors import CaptureError, RunError
 from specgen.machine.clocks import Mark, clock_for, untimed
@@ -101,16 +105,17 @@ def captured(
 ) -> list[Round]:
     loop = loop_for(pair, plain=plain, capture=capture)
     loop.prepare(len(prompt), new)
-    loop.start(prompt)
-    return list(
-        loop.rounds(
-            prompt,
-            max_new_tokens=new,
-            uniforms=uniforms_of(pair.sampling, seed),
-            ended=ended or ends_at([]),
-            clock=untimed,
-        )
-    )
+    loop.start([prompt])
+    return list(rounds_by(loop, prompt, new, uniforms_of(pair.sampling, seed), ended or ends_at([])))
+
+
+def rounds_by(
+    loop: GraphLoop, prompt: Sequence[int], new: int, uniforms: Any, ended: Ended, clock: Any = untimed
+) -> Iterator[Round]:
+    """One text by the captured loop, once it has taken in the prompt."""
+    row = Row(0, list(prompt), len(prompt) + new, uniforms, ended)
+    loop.begin([row])
+    return rounds_of(steps(loop, [row], k=loop.k, clock=clock))
 
 
 def assert_same(got: list[Round], wanted: list[Round], bound: float = 1e-5) -> None:
@@ -254,19 +259,14 @@ def test_texts_after_one_another_leave_nothing_behind() -> None:
     long = captured(pair, (9, 8, 7, 6, 5, 4, 3, 2), 60, 2, ends_at([first[2].tokens[0]]))
     assert_same(captured(pair, PROMPT, 40, 1), first)
     assert_same(captured(pair, (9, 8, 7, 6, 5, 4, 3, 2), 60, 2, ends_at([first[2].tokens[0]])), long)
-    assert len(pair.target.kept["loops"]) == 1
+    assert len(pair.hold.captured["loops"]) == 1
 
 
 def test_a_text_that_was_left_early_does_not_disturb_the_next() -> None:
     pair = pair_of("llama", Sampling(k=3))
     loop = loop_for(pair, capture=call_directly)
-    loop.start((4, 5, 6))
-    for _, _ in zip(
-        range(3),
-        loop.rounds((4, 5, 6), max_new_tokens=50, uniforms=KeyedUniforms(5, 5), ended=ends_at([])),
-        strict=False,
-    ):
-        pass
+    loop.start([(4, 5, 6)])
+    assert len(list(itertools.islice(rounds_by(loop, (4, 5, 6), 50, KeyedUniforms(5, 5), ends_at([])), 3))) == 3
     assert_same(captured(pair, PROMPT, 20), eager(pair, PROMPT, 20))
 
 
@@ -317,7 +317,7 @@ def test_loops_are_told_apart_and_do_not_pile_up() -> None:
     kept = loop_for(pair)
     for k in range(4, 4 + fits.LOOPS_KEPT):
         loop_for(replace(pair, sampling=Sampling(k=k)))
-    assert len(pair.target.kept["loops"]) == fits.LOOPS_KEPT
+    assert len(pair.hold.captured["loops"]) == fits.LOOPS_KEPT
     assert loop_for(pair) is not kept
 
 
@@ -380,8 +380,8 @@ def test_no_step_reads_and_a_round_is_read_once(sampling: Sampling, plain: bool)
     wanted = eager(pair, PROMPT, 12, plain=plain)
     loop = loop_for(pair, plain=plain, capture=lambda step, undo: Watched(step))
     loop.prepare(len(PROMPT), 12)
-    loop.start(PROMPT)
-    rounds = loop.rounds(PROMPT, max_new_tokens=12, uniforms=uniforms_of(sampling, 0), ended=ends_at([]))
+    loop.start([PROMPT])
+    rounds = rounds_by(loop, PROMPT, 12, uniforms_of(sampling, 0), ends_at([]))
     got, reads = [], 0
 
     def counted(self: Tensor) -> Any:
@@ -458,10 +458,10 @@ class OnTheHost:
 def enumerated(pair: Pair, new: int, *, plain: bool = False) -> dict:
     loop = loop_for(pair, plain=plain, capture=call_directly)
     loop.prepare(2, new)
-    loop.start((1, 2))
+    loop.start([(1, 2)])
 
     def text(uniforms: Enumerating) -> tuple[int, ...]:
-        rounds = loop.rounds((1, 2), max_new_tokens=new, uniforms=OnTheHost(uniforms), ended=ends_at([0]))
+        rounds = rounds_by(loop, (1, 2), new, OnTheHost(uniforms), ends_at([0]))
         return tuple(t for r in rounds for t in r.tokens)
 
     return enumerate_law(text)
@@ -504,13 +504,21 @@ def test_what_reads_the_text_is_left_to_the_eager_loop() -> None:
 def test_other_reasons() -> None:
     pair = pair_of("llama")
     assert why_not(pair) is None
-    other = replace(pair, drafter=StopsEarly(pair.drafter.model, pair.processors))  # type: ignore[union-attr]
-    assert "not known" in str(why_not(other))
-    assert why_not(other, plain=True) is None
     assert "full attention" in str(why_not(pair_of("gemma3")))
     assert "stands in" in str(why_not(replace(pair, rule=raw_resample())))
-    with pytest.raises(CaptureError, match="checkpoint"):
-        loop_for(other)
+    with pytest.raises(CaptureError, match="full attention"):
+        loop_for(pair_of("gemma3"))
+
+
+def test_a_drafter_that_is_no_plain_chain_proposes_on_the_host() -> None:
+    """Its own draws are its own business: only what it proposes is verified by graphs."""
+    pair = pair_of("llama", Sampling(k=4))
+    assert pair.drafter is not None
+    assert pair.drafter.model is not None
+    early = replace(pair, drafter=StopsEarly(pair.drafter.model, pair.processors))
+    rounds = captured(early, PROMPT, 30, 3)
+    assert_same(rounds, eager(early, PROMPT, 30, 3))
+    assert {r.drafted for r in rounds[:-1]} > {1}
 
 
 def test_a_model_that_ignores_its_positions_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -651,8 +659,8 @@ def test_rounds_are_timed_by_differences_of_marks() -> None:
             )
         else:
             loop = loop_for(pair, capture=call_directly)
-            loop.start(PROMPT)
-            rounds = list(loop.rounds(PROMPT, clock=clock, **arguments))
+            loop.start([PROMPT])
+            rounds = list(rounds_by(loop, PROMPT, 12, KeyedUniforms(0, 0), ends_at([]), clock))
         assert {(r.draft_s, r.verify_s) for r in rounds if r.drafted} == {(1.0, 1.0)}
         assert all(r.total_s >= 3 for r in rounds)
 

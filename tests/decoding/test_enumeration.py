@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from specgen.decoding import settle
-from specgen.decoding.loop import autoregressive, speculative, start
+from specgen.decoding.eager import autoregressive, speculative, start
 from specgen.drafting import checkpoint
 from specgen.drafting.checkpoint import ModelDrafter
 from specgen.drafting.drafter import Drafter
@@ -230,7 +229,8 @@ def test_fault_penalty_from_the_start_of_the_round() -> None:
 
 def test_fault_acceptance_not_strict(monkeypatch: pytest.MonkeyPatch) -> None:
     """At u = 0 a token of probability 0 comes through."""
-    monkeypatch.setattr(settle, "verify", mutant(judge.verify, "if not u < a:", "if not u <= a:"))
+    wrong = mutant(judge.HostDraws.kept, "if not u < probability:", "if not u <= probability:")
+    monkeypatch.setattr(judge.HostDraws, "kept", wrong)
     assert distance(THREE, "zeros in the target") > VISIBLE
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from specgen.decoding.loop import speculative, start
+from specgen.decoding.eager import speculative, start
 from specgen.decoding.self_check import SelfCheck
 from specgen.drafting.checkpoint import ModelDrafter
 from specgen.machine.clocks import clock_for

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers import models as token_models
 from transformers import PreTrainedTokenizerFast
 
-from specgen.decoding.loop import autoregressive, speculative, start
+from specgen.decoding.eager import autoregressive, speculative, start
 from specgen.decoding.text import TextStream
 from specgen.drafting.checkpoint import ModelDrafter
 from specgen.drafting.drafter import Drafter

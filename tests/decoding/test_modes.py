@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from specgen.decoding.loop import autoregressive, speculative, start
+from specgen.decoding.eager import autoregressive, speculative, start
 from specgen.drafting.checkpoint import ModelDrafter
 from specgen.drafting.ngram import NgramDrafter
 from specgen.errors import UsageError

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from specgen.decoding.loop import autoregressive, speculative, start
+from specgen.decoding.eager import autoregressive, speculative, start
 from specgen.decoding.self_check import SKEW_BOUND, CheckResult, SelfCheck, ZSum, drift_bound, not_applicable
 from specgen.drafting.checkpoint import ModelDrafter
 from specgen.drafting.drafter import Drafter

@@ -10,7 +10,7 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from specgen.decoding.loop import autoregressive, speculative, start
+from specgen.decoding.eager import autoregressive, speculative, start
 from specgen.drafting.checkpoint import ModelDrafter
 from specgen.errors import RunError, UsageError
 from specgen.models import causal, protocol, ragged, static

@@ -15,7 +15,7 @@ import typer
 from typer.testing import CliRunner
 
 from specgen.cli import overlap as overlap_module
-from specgen.decoding.loop import autoregressive, speculative, start
+from specgen.decoding.eager import autoregressive, speculative, start
 from specgen.decoding.pair import Pair
 from specgen.decoding.probe import measure_costs
 from specgen.decoding.text import pieces

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from specgen.decoding.loop import speculative, start
+from specgen.decoding.eager import speculative, start
 from specgen.drafting.checkpoint import ModelDrafter
 from specgen.rounds.expected import best_k, constant_alpha_tau, expected_rounds, predicted_speedup
 from specgen.rounds.record import ends_at

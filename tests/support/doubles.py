@@ -14,13 +14,14 @@ from torch import Tensor
 
 from specgen.drafting.checkpoint import ModelDrafter
 from specgen.drafting.drafter import Proposal
+from specgen.models.protocol import LanguageModel
 from specgen.sampling.processors import Processors
 from specgen.sampling.randomness import Stream, Uniforms
 from specgen.settings import Sampling
 from specgen.verification.rules import Rule, accept_exact
 
 
-class TableModel:
+class TableModel(LanguageModel):
     """Logits as a float64 table by prefix: row = hash of the last `memory` tokens. Caches the tokens themselves."""
 
     def __init__(self, table: Tensor, role: str = "target", memory: int = 2) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from specgen.decoding.loop import speculative, start
+from specgen.decoding.eager import speculative, start
 from specgen.drafting.checkpoint import ModelDrafter
 from specgen.rounds.record import Round, ends_at
 from specgen.sampling.processors import Processors

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 from specgen.rounds.record import Origin
 from specgen.sampling.randomness import Stream, draw
 from specgen.settings import Mode
-from specgen.verification.judge import verify
+from specgen.verification.judge import HostDraws, verify
 from specgen.verification.law import law, overlap, total_variation
 from specgen.verification.rules import RULES, Rule, accept_exact, accept_greedy, best_correction, residual
 from support.doubles import membership, raw_resample
@@ -138,9 +139,23 @@ class Scripted:
         return self.values[stream].pop(0)
 
 
-def run(rule: Rule, target: Tensor, draft: Tensor, drafted: list[int], values: dict[Stream, list[float]]):  # type: ignore[no-untyped-def]
+class Seen(NamedTuple):
+    accepted: int
+    tested: int
+    next_token: int
+    origin: Origin
+
+
+def judged(rule: Rule, target: Tensor, draft: Tensor, drafted: list[int], uniforms: Scripted) -> Seen:
+    verdict = verify(rule, target, draft, torch.tensor(drafted, dtype=torch.int64), HostDraws(uniforms, 10, 3))
+    accepted = int(verdict.accepted)
+    rejected = accepted < len(drafted)
+    return Seen(accepted, accepted + rejected, int(verdict.token), Origin.CORRECTION if rejected else Origin.BONUS)
+
+
+def run(rule: Rule, target: Tensor, draft: Tensor, drafted: list[int], values: dict[Stream, list[float]]) -> Seen:
     values = {Stream.BONUS: [0.0], Stream.CORRECTION: [0.0]} | values
-    return verify(rule, target, draft, drafted, position=10, round_index=3, uniforms=Scripted(values))
+    return judged(rule, target, draft, drafted, Scripted(values))
 
 
 TARGET = torch.tensor([[0.2, 0.3, 0.5], [0.0, 0.5, 0.5], [0.1, 0.8, 0.1]]).double()
@@ -181,10 +196,10 @@ def test_the_correction_is_drawn_from_the_residual_and_the_bonus_from_the_last_r
 
 def test_keys_of_a_round() -> None:
     uniforms = Scripted({Stream.ACCEPT: [0.0, 0.0], Stream.BONUS: [0.0], Stream.CORRECTION: [0.0]})
-    verify(EXACT, TARGET, DRAFT, [2, 1], position=10, round_index=3, uniforms=uniforms)
+    judged(EXACT, TARGET, DRAFT, [2, 1], uniforms)
     assert uniforms.keys == [(Stream.ACCEPT, 10, 3), (Stream.ACCEPT, 11, 3), (Stream.BONUS, 12, 3)]
     uniforms = Scripted({Stream.ACCEPT: [0.0, 0.0], Stream.CORRECTION: [0.0]})
-    verify(EXACT, TARGET, DRAFT, [1, 0], position=10, round_index=3, uniforms=uniforms)
+    judged(EXACT, TARGET, DRAFT, [1, 0], uniforms)
     assert uniforms.keys[-1] == (Stream.CORRECTION, 11, 3)
 
 

@@ -9,25 +9,23 @@ replayed: that is how the tests prove them.
 from __future__ import annotations
 
 import functools
-import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from specgen.decoding.captured.capture import Capture, Captured, Step
-from specgen.decoding.settle import until_the_end
-from specgen.drafting.drafter import Drafter
+from specgen.decoding.settle import recorded, until_the_end
+from specgen.drafting.drafter import Drafter, Row
 from specgen.errors import CaptureError, RunError
 from specgen.models.static import AHEAD, StaticCache, first_line, tier
-from specgen.rounds.record import Committed, Ended, Finish, Origin, Round
+from specgen.rounds.record import Round
 from specgen.sampling.device import DeviceNoise, DeviceUniforms, on_device
 from specgen.sampling.processors import Processors, not_finite
 from specgen.sampling.randomness import KeyedUniforms, Stream, draw
 from specgen.settings import Mode, Sampling
-from specgen.verification.law import expected_acceptance, law, overlap, total_variation
+from specgen.verification.judge import describe, verify
 from specgen.verification.rules import Rule, rule_for
 
 
@@ -36,7 +34,8 @@ class GraphLoop:
 
     draft: a model, whose steps are captured too. drafter: one that proposes on the host instead, such as n-grams.
 
-    Usage: `prepare`, `start`, `rounds`. The numbers that a round leaves, one row of float64, are named in `_names`.
+    An `Executor` of one row. Usage: `prepare`, `start`, `begin`, then `loop.steps`. The numbers that a round leaves,
+    one row of float64, are named in `_names`.
     """
 
     def __init__(
@@ -51,7 +50,8 @@ class GraphLoop:
         self.target, self.draft, self.drafter = target, draft, drafter
         self.chain, self.greedy = on_device(processors), processors.greedy
         self.processors = processors  # kept alive: loops are told apart by it
-        self.k = 0 if draft is None and drafter is None else sampling.k
+        self.drafts = draft is not None or drafter is not None
+        self.k = sampling.k if self.drafts else 0
         self.rule: Rule = rule_for(sampling)
         self.capture = capture
         self.coupled = sampling.mode is Mode.COUPLED
@@ -60,6 +60,7 @@ class GraphLoop:
         self._steps: dict[tuple[str, int], Captured] = {}
         self._versions: tuple[int, ...] = ()
         self._failed: CaptureError | None = None
+        self._extent = self._drafting = self._known = 0
         self._allocate(device)
 
     @torch.inference_mode()
@@ -160,84 +161,31 @@ class GraphLoop:
     def _judge_step(self) -> None:
         """The rule on every drafted token at once, the token that follows, and what the host is told."""
         k, scores = self.k, self._scores(self.logits)
-        told: dict[str, Tensor] = {"drafted": self.drafted, "bad_draft": self.bad_draft}
+        target_probs = scores if self.greedy else scores.softmax(-1)
+        draft_probs = target_probs[:k] if self.greedy else self.draft_probs.to(target_probs)  # greedy looks at none
+        verdict = verify(self.rule, target_probs, draft_probs, self.drafted, self, self._room())
+        written = torch.where(self.ahead < verdict.accepted, torch.cat([self.drafted, verdict.token]), verdict.token)
+        told = describe(self.rule, target_probs, draft_probs, written, self.drafted)
+        told |= {"accepted": verdict.accepted, "next": verdict.token, "impossible": verdict.impossible}
+        told |= {"drafted": self.drafted, "bad_draft": self.bad_draft}
         told["bad_target"] = ~torch.isfinite(self.logits).all(-1)
-        if self.greedy:
-            accepted, token = self._match(scores.argmax(-1))
-            ones = torch.ones(k + 1, device=scores.device)
-            told |= {"log_prob": ones * 0, "entropy": ones * 0, "support": ones}
-            told |= {"overlap": scores[:k].argmax(-1) == self.drafted, "impossible": ones.new_zeros(2)}
-        else:
-            target_probs = scores.softmax(-1)
-            draft_probs = self.draft_probs.to(target_probs)
-            if self.k == 0:
-                accepted, token, impossible = self._plain(target_probs)
-            elif self.rule.by_match:
-                own = [
-                    self._draw(row, Stream.CORRECTION, self.n + j, self.round) for j, row in enumerate(target_probs)
-                ]
-                accepted, token = self._match(torch.stack(own))
-                impossible = target_probs.new_zeros(2)
-            else:
-                accepted, token, impossible = self._test(target_probs, draft_probs)
-            told["impossible"] = impossible
-            told |= self._describe(target_probs, draft_probs, accepted, token)
-        told |= {"accepted": accepted, "next": token}
         self.out.copy_(torch.cat([told[name].reshape(-1).double() for name in self._names]))
-        self._commit(accepted, token)
+        self._commit(verdict.accepted, verdict.token)
 
-    def _plain(self, target_probs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        token = self._draw(target_probs[0], Stream.PLAIN, self.n, torch.zeros_like(self.round))
-        return torch.zeros_like(self.n), token.view(1), target_probs.new_zeros(2)
+    # The judge's draws, with every key word on the device.
 
-    def _match(self, own: Tensor) -> tuple[Tensor, Tensor]:
-        """accepted [1] and the token [1] that follows, where the target's own draws [k+1] decide."""
-        ahead = self.ahead[: self.k]
-        kept = (own[: self.k] == self.drafted) & (ahead < self._room())
-        accepted = kept.long().cumprod(0).sum(0, keepdim=True)
-        return accepted, own.index_select(0, accepted)
+    def kept(self, a: Tensor) -> Tensor:
+        return self.uniforms(Stream.ACCEPT, self.n + self.ahead[: self.k], self.round, a) < a
 
-    def _test(self, target_probs: Tensor, draft_probs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """accepted [1], the token [1] that follows, and whether a rejection or a correction cannot be [2]."""
-        k, room, ahead = self.k, self._room(), self.ahead[: self.k]
-        keep = self.rule.accept(target_probs[:k], draft_probs)
-        a = keep.gather(1, self.drafted[:, None])[:, 0].double()
-        u = self.uniforms(Stream.ACCEPT, self.n + ahead, self.round, a)
-        accepted = ((u < a) & (ahead < room)).long().cumprod(0).sum(0, keepdim=True)
-        rejected = accepted < room
-        at = accepted.clamp(max=k - 1)
-        target_row, draft_row, keep_row = (
-            rows.index_select(0, index)[0]
-            for rows, index in ((target_probs, accepted), (draft_probs, at), (keep, at))
-        )
-        weights = torch.where(rejected, self.rule.correction(target_row, draft_row, keep_row), target_row)
+    def own(self, target_probs: Tensor, drafted: Tensor) -> Tensor:
+        rows = enumerate(target_probs)
+        return torch.stack([self._draw(row, Stream.CORRECTION, self.n + j, self.round) for j, row in rows])
+
+    def following(self, weights: Tensor, at: Tensor, rejected: Tensor) -> Tensor:
+        if not self.drafts:
+            return self._draw(weights, Stream.PLAIN, self.n, torch.zeros_like(self.round)).view(1)
         stream = self.uniforms.either(rejected, Stream.CORRECTION, Stream.BONUS)
-        token = self._draw(weights, stream, self.n + accepted, self.round).view(1)
-        x = self.drafted.index_select(0, at)
-        p, q = (target_row.index_select(0, i) for i in (x, token)), (draft_row.index_select(0, i) for i in (x, token))
-        (px, py), (qx, qy) = p, q
-        return accepted, token, torch.cat([px >= qx, py <= qy])
-
-    def _describe(
-        self, target_probs: Tensor, draft_probs: Tensor, accepted: Tensor, token: Tensor
-    ) -> dict[str, Tensor]:
-        """The few numbers a run keeps of each position, by `decoding`'s formulas; [k+1] of targets, [k] of pairs.
-        Those of positions that were not committed, or not tested, mean nothing."""
-        k, tiny = self.k, torch.finfo(target_probs.dtype).tiny
-        written = torch.where(self.ahead < accepted, torch.cat([self.drafted, token]), token)
-        told = {
-            "log_prob": target_probs.gather(1, written[:, None])[:, 0].log(),
-            "entropy": -(target_probs * target_probs.clamp(min=tiny).log()).sum(-1),
-            "support": (target_probs > 0).sum(-1),
-            "overlap": overlap(target_probs[:k], draft_probs),
-        }
-        if "expected" in self._names:  # a row at a time: coupled's is computed in float64
-            rows = [expected_acceptance(self.rule, target_probs[j], draft_probs[j]) for j in range(k)]
-            told["expected"] = torch.stack(rows)
-        if "biases" in self._names:
-            outcome = law(self.rule, target_probs[:k], draft_probs)
-            told["biases"] = total_variation(outcome, target_probs[:k])
-        return told
+        return self._draw(weights, stream, self.n + at, self.round).view(1)
 
     def _commit(self, accepted: Tensor, token: Tensor) -> None:
         """The next round's start. Both caches are rolled back by this: what lies behind is hidden by the mask."""
@@ -327,8 +275,9 @@ class GraphLoop:
             self.limit.fill_(limit)
 
     @torch.inference_mode()
-    def start(self, prompt: Sequence[int]) -> None:
-        """Prefill: both sides take in all of the prompt but its last token."""
+    def start(self, prompts: Sequence[Sequence[int]]) -> None:
+        """Prefill: both sides take in all of the one prompt but its last token."""
+        (prompt,) = prompts
         if not prompt:
             raise ValueError("the prompt holds no token")
         for cache in (self.target, self.draft):
@@ -339,128 +288,86 @@ class GraphLoop:
         if self.drafter is not None:
             self.drafter.start(prompt)
 
-    def rounds(
-        self,
-        prompt: Sequence[int],
-        *,
-        max_new_tokens: int,
-        uniforms: Any,
-        ended: Ended,
-        clock: Callable[[], Any] = time.perf_counter,
-    ) -> Iterator[Round]:
-        """Generation after `prepare` and `start`: what `speculative` and `autoregressive` yield."""
-        text, limit = list(prompt), len(prompt) + max_new_tokens
-        self._begin(text, limit, uniforms)
-        finish: Finish | None = None
-        index = 0
-        while finish is None:
-            try:
-                extent = self._ready(len(text) + self.k + 1)
-            except CaptureError as error:
-                raise RunError(f"engine graph: {error}; use --engine eager") from error
-            began = clock()
-            drafting = self._propose(text, min(self.k, limit - len(text) - 1), index, uniforms, extent)
-            drafted = clock()
-            self._replay(str(self.k + 1), extent)
-            verified = clock()
-            self._replay("judge", extent)
-            settled = self._settle(self._read(), index, len(text), drafting, limit - len(text), ended)
-            text += settled.tokens
-            if self.drafter is not None:
-                self.drafter.rollback(max(0, self.drafter.cached - (len(text) - 1)))
-            done = clock()
-            finish, index = settled.finish, index + 1
-            if finish is not None:  # an end inside a block: the device went on behind it
-                self._place((text[-2:] * 2)[:2], len(text), limit)
-            yield replace(
-                settled,
-                draft_s=drafted - began if drafting else 0.0,
-                verify_s=verified - drafted,
-                total_s=done - began,
-            )
+    # ---------------------------------------------------------------------------------- the four steps of a round
 
-    def _propose(self, text: Sequence[int], most: int, index: int, uniforms: Any, extent: int) -> int:
-        """Drafts up to so many tokens; how many they are."""
+    def begin(self, rows: Sequence[Row]) -> None:
+        """From now on the rounds are that one row's, whose prompt has been taken in."""
+        (row,) = rows
+        with torch.inference_mode():
+            self.round.zero_()
+        if isinstance(row.uniforms, KeyedUniforms):
+            self.uniforms.take(row.uniforms)
+        else:  # a test's own
+            self.uniforms = row.uniforms
+        self._known = 0
+        self.roll_back([row])
+
+    def ready(self, live: Sequence[Row]) -> None:
+        (row,) = live
+        try:
+            self._extent = self._ready(len(row.tokens) + self.k + 1)
+        except CaptureError as error:
+            raise RunError(f"engine graph: {error}; use --engine eager") from error
+        self._drafting = 0
+
+    def propose(self, live: Sequence[Row], most: Sequence[int], index: int) -> None:
+        (row,), (room,) = live, most
         if self.drafter is None:
-            for j in range(most):
-                self._replay("next" if j else "first", extent)
-            return most
-        proposal = self.drafter.propose(text, most, index, uniforms)
-        n = len(proposal.tokens)
+            for j in range(room):
+                self._replay("next" if j else "first", self._extent)
+            self._drafting = room
+            return
+        proposal = self.drafter.propose(row.tokens, room, index, row.uniforms)
+        self._drafting = n = len(proposal.tokens)
         with torch.inference_mode():
             self.offered.fill_(n)
             if n:
                 self.drafted[:n] = torch.tensor(proposal.tokens)
                 if not self.greedy:
                     self.draft_probs[:n] = proposal.probs
-        return n
 
-    @torch.inference_mode()
-    def _begin(self, text: Sequence[int], limit: int, uniforms: Any) -> None:
-        self._place([*text[-1:], *text[-2:]][-2:], len(text), limit)
-        self.round.zero_()
-        if isinstance(uniforms, KeyedUniforms):
-            self.uniforms.take(uniforms)
-        else:  # a test's own
-            self.uniforms = uniforms
+    def score(self, live: Sequence[Row]) -> int:
+        self._replay(str(self.k + 1), self._extent)
+        return self.k + 1
 
-    def _settle(
-        self, told: dict[str, list[float]], index: int, position: int, drafting: int, room: int, ended: Ended
-    ) -> Round:
-        """The round's record, but for its times; cut at the first end."""
-        for model, bad, rows in (
-            (self.draft, told["bad_draft"], drafting),
-            (self.target, told["bad_target"], drafting + 1),
-        ):
+    def settle(self, live: Sequence[Row], index: int) -> list[Round]:
+        (row,) = live
+        self._known = 0  # until the device's round is known to be the one that is committed
+        self._replay("judge", self._extent)
+        told = self._read()
+        self._check_finite(told, len(row.tokens))
+        accepted, token = int(told["accepted"][0]), int(told["next"][0])
+        drafted = [int(t) for t in told["drafted"][: self._drafting]]
+        written, finish = until_the_end([*drafted[:accepted], token], row.ended, row.room)
+        if finish is None:
+            self._known = len(row.tokens) + len(written)
+        plain = not self.drafts
+        return [recorded(self.rule, index, drafted, accepted, token, written, finish, told, plain=plain)]
+
+    def roll_back(self, live: Sequence[Row]) -> None:
+        """The device rolled itself back by its state; it is told of the text where it went on behind an end, or where
+        a round was broken off."""
+        (row,) = live
+        if self._known != len(row.tokens):
+            self._place([*row.tokens[-1:], *row.tokens[-2:]][-2:], len(row.tokens), row.limit)
+            self._known = len(row.tokens)
+        if self.drafter is not None:
+            self.drafter.rollback(max(0, self.drafter.cached - (len(row.tokens) - 1)))
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """There is no other row to leave."""
+
+    def _check_finite(self, told: dict[str, list[float]], position: int) -> None:
+        sides = (
+            (self.draft, told["bad_draft"], self._drafting),
+            (self.target, told["bad_target"], self._drafting + 1),
+        )
+        for model, bad, rows in sides:
             if model is not None and any(bad[:rows]):
                 for cache in (self.target, self.draft):
                     if cache is not None:  # the next text is not to find it there
                         cache.clear()
                 raise not_finite(model.model.role, position + bad.index(1.0))
-        accepted = int(told["accepted"][0])
-        rejected = accepted < drafting
-        drafted, token = [int(t) for t in told["drafted"]], int(told["next"][0])
-        written, finish = until_the_end([*drafted[:accepted], token], ended, room)
-        tested = min(accepted + rejected, len(written))
-        last = Origin.PLAIN if self.k == 0 else Origin.CORRECTION if rejected else Origin.BONUS
-        origins = [Origin.ACCEPTED] * accepted + [last]
-        committed = tuple(
-            Committed(
-                token,
-                origins[i],
-                told["log_prob"][i],
-                told["entropy"][i],
-                int(told["support"][i]),
-                told["overlap"][i] if i < tested else None,
-            )
-            for i, token in enumerate(written)
-        )
-        return Round(
-            index=index,
-            drafted=drafting,
-            tested=tested,
-            accepted=min(accepted, len(written)),
-            committed=committed,
-            overlaps=tuple(told["overlap"][:tested]),
-            expected=tuple(told.get("expected", ())[:tested]),
-            biases=tuple(told.get("biases", ())[:tested]),
-            impossible=self._impossible(told, committed, drafted[accepted] if rejected else None, token),
-            finish=finish,
-        )
-
-    def _impossible(
-        self, told: dict[str, list[float]], committed: Sequence[Committed], refused: int | None, token: int
-    ) -> tuple[str, ...]:
-        if self.k == 0:
-            return ()
-        events = [
-            f"committed token {c.token}, to which the target gives 0" for c in committed if c.log_prob == -torch.inf
-        ]
-        if refused is not None and told["impossible"][0]:
-            events.append(f"rejected token {refused}, to which the target gives no less than the draft")
-        if refused is not None and told["impossible"][1]:
-            events.append(f"corrected to token {token}, to which the target gives no more than the draft")
-        return tuple(events)
 
     # ------------------------------------------------------------------------------------------------- for the probes
 
@@ -474,7 +381,7 @@ class GraphLoop:
         n = max(1, len(text) - 1)  # a draft step behind the first is one token further on
         self._place([text[-1]] * 2, n, n + self.k + 1)
         extent = self._ready(n + self.k + 1, kinds)
-        self.start(text)
+        self.start([text])
 
         def call(kind: str) -> None:
             with torch.inference_mode():
