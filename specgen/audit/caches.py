@@ -7,51 +7,42 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from specgen.decoding.self_check import CheckResult
+from specgen.audit.findings import Finding
+from specgen.audit.subject import SHORT, Subject, Watched
 from specgen.drafting.drafter import Drafter
 from specgen.models.protocol import LanguageModel
 from specgen.sampling.randomness import Uniforms
 
 
-def worst_row(result: CheckResult) -> str:
-    drift = next(r.value or 0.0 for r in result.rows if r.name == "drift")
-    events = next(r.value or 0.0 for r in result.rows if r.name == "impossible events")
-    z = [abs(r.value) for r in result.rows if " z" in r.name and r.value is not None]
-    largest = f"largest |z| {max(z):.2f} of {len(z)}" if z else "not enough variation for a z"
-    return f"{largest}, drift {drift:.2g}, {events:.0f} impossible events"
-
-
 class CacheProbe:
-    """After each round one more call of either side, with its cache; in the end all of them from scratch."""
+    """After each round of one row one more call of either side, with its cache; in the end all of them from scratch."""
 
     def __init__(self, target: LanguageModel, drafter: Drafter, uniforms: Uniforms) -> None:
-        self.models = {"target": target}
+        self.models = {"target": target} | ({} if drafter.model is None else {"draft": drafter.model})
         self.drafter, self.uniforms = drafter, uniforms
-        if drafter.model is not None:
-            self.models["draft"] = drafter.model
         self.rows: dict[str, list[tuple[int, Tensor]]] = {role: [] for role in self.models}
         self.worst = dict.fromkeys(self.models, 0.0)
         self.flips = self.calls = 0
         self.faults: list[str] = []
 
-    def after_round(self, text: Sequence[int]) -> None:
-        for role, model in self.models.items():
-            cached = model.lengths[0]
-            if cached >= len(text):
+    def after_round(self, watched: Watched, place: int) -> None:
+        """place: where the row stands among those still decoding."""
+        text = watched.text
+        for role, cached, logits in watched.executor.peek(place, text):
+            if logits is None:
                 self.faults.append(f"{role}: {cached} tokens cached of a text of {len(text)}; it may keep one less")
-                continue
-            logits = model.forward(torch.tensor([text[cached:]]), 1)[0, -1]
-            model.rollback([model.lengths[0] - cached])
-            self.rows[role].append((len(text), logits))
-        if "draft" not in self.models:
-            self._compare_proposal(text)
+            else:
+                self.rows[role].append((len(text), logits))
+        drafter = watched.executor.drafter_of(place)
+        if "draft" not in self.models and drafter is not None:
+            self._compare_proposal(drafter, text)
 
-    def _compare_proposal(self, text: Sequence[int]) -> None:
+    def _compare_proposal(self, drafter: Drafter, text: Sequence[int]) -> None:
         """A drafter without a model: its next proposal against one made from scratch."""
-        cached = self.drafter.cached
-        proposal = self.drafter.propose(text, 1, 0, self.uniforms)
-        self.drafter.rollback(self.drafter.cached - cached)
-        _, (fresh,) = next(iter(self.drafter.score([*text, text[-1]], len(text))))
+        cached = drafter.cached
+        proposal = drafter.propose(text, 1, 0, self.uniforms)
+        drafter.rollback(drafter.cached - cached)
+        _, (fresh,) = next(iter(drafter.score([*text, text[-1]], len(text))))
         self.calls += 1
         if (fresh is None) != (not proposal.tokens) or (
             fresh is not None and not torch.equal(fresh.double().cpu(), proposal.probs[0].double().cpu())
@@ -73,3 +64,39 @@ class CacheProbe:
                             self.worst[role] = difference
                         self.flips += int(used.argmax() != fresh.argmax())
                         self.calls += 1
+
+
+def check(subject: Subject, deadline: float) -> Finding:
+    worst, flips, calls, notes = {"target": 0.0}, 0, 0, []
+    length = min(SHORT, subject.sampling.max_new_tokens)
+    for group in subject.in_time(deadline, subject.groups(subject.prompts_and_seeds())):
+        probes = [
+            CacheProbe(subject.pair.target, subject.drafter, subject.source(seed, prompt)) for prompt, seed in group
+        ]
+        texts = [list(prompt) for prompt, _ in group]
+        live = list(range(len(group)))
+        step: list[Watched] = []
+        for watched in subject.generate(group, length=length):
+            step.append(watched)
+            texts[watched.number] = watched.text
+            if len(step) < len(live):
+                continue
+            # Once a step's rows are all committed: those that have ended left the caches.
+            live = [w.number for w in step if w.round.finish is None]
+            for w in step:
+                if w.number in live or len(group) == 1:
+                    probes[w.number].after_round(w, live.index(w.number) if w.number in live else 0)
+            step = []
+            if any(probe.faults for probe in probes):
+                break  # what a loop does with caches that are too long is anybody's guess
+        for probe, text in zip(probes, texts, strict=True):
+            probe.judge(text)
+            flips, calls = flips + probe.flips, calls + probe.calls
+            notes += probe.faults
+            for role, value in probe.worst.items():
+                worst[role] = max(worst.get(role, 0.0), value)
+    largest = max(worst.values())
+    shown = ", ".join(f"{role} {value:.2g}" for role, value in worst.items())
+    measured = f"largest difference of logits: {shown}; {flips} argmax flips"
+    passed = largest <= subject.bound and not notes
+    return subject.finding("caches", passed, measured, f"{subject.bound:g}", largest, calls, notes[:3])

@@ -1,4 +1,4 @@
-"""Checks `law` and `processors`: the rule's own law, and every processed row against plain decoding's."""
+"""Check `law`: what the rule would make of the target's distribution, exactly, whatever the machine does."""
 
 from __future__ import annotations
 
@@ -8,16 +8,14 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from specgen.audit.findings import Finding, Status
+from specgen.audit.subject import Subject
 from specgen.audit.watching import Memoised, plain_chain, widened
-from specgen.decoding.self_check import EDGE_FRACTION
 from specgen.drafting.drafter import Drafter
 from specgen.sampling.processors import Processors
-from specgen.verification.law import total_variation
+from specgen.verification.law import law, total_variation
 
 LAW_BOUND = 1e-6  # total variation: float64 arithmetic on float32 probabilities, normalised first
-
-
-SAME_BOUND = 1e-5  # total variation of one processed row computed alone and among others, in float32
 
 
 @dataclass
@@ -61,28 +59,32 @@ class PlainRows:
         return self._of("draft", prefix, compute)
 
 
-@dataclass
-class Distance:
-    """Rows that should be one: the largest total variation, and how often only the tokens let through differ."""
+def memoised(subject: Subject) -> tuple[Memoised, Drafter]:
+    """The pair's target and drafter over memoised models."""
+    model = subject.drafter.model
+    drafter = subject.drafter if model is None else subject.drafter.over(Memoised(model))
+    return Memoised(subject.pair.target), drafter
 
-    rows: int = 0
-    edges: int = 0
-    worst: float = 0.0
-    where: str = ""
 
-    def add(self, used: Tensor, plain: Tensor, where: str) -> None:
-        """used, plain: [V]. At the edge of top-p or top-k one token's rounding moves all the others."""
-        self.rows += 1
-        used, plain = widened(used), widened(plain)
-        plain = plain.to(used.device)
-        distance = float(total_variation(used, plain))
-        if not distance <= SAME_BOUND and int((used > 0).sum()) != int((plain > 0).sum()):
-            self.edges += 1
-            self.where = self.where or where
-            return
-        if not distance <= self.worst:
-            self.worst, self.where = distance, where
-
-    @property
-    def passed(self) -> bool:
-        return self.worst <= SAME_BOUND and self.edges <= EDGE_FRACTION * self.rows
+def check(subject: Subject, deadline: float) -> Finding:
+    """The rule's own law at the positions of the target's own texts, on the vocabulary's full width."""
+    biases: list[float] = []
+    for i in subject.in_time(deadline, range(len(subject.prompts))):
+        text = subject.text(i)
+        drafts = (row for _, rows in subject.drafter.score(text, 1) for row in rows)
+        for first, logits in subject.pair.target.score(text, 1):
+            for row in subject.processors(logits, text[:first], text[first : first + len(logits) - 1]):
+                draft = next(drafts)
+                if draft is not None:
+                    target_probs = widened(row)
+                    out = law(subject.verified_by, target_probs, widened(draft.to(row)).to(target_probs))
+                    biases.append(float(total_variation(out, target_probs)))
+    if not biases:
+        return subject.finding("law", True, "", f"{LAW_BOUND:g}", None, 0)
+    worst, mean = max(biases), sum(biases) / len(biases)
+    measured = f"total variation from the target {worst:.2g} worst, {mean:.2g} mean"
+    if subject.mode.approximate:
+        measured = f"bias: {measured}, at {len(biases)} positions"
+        return Finding("law", Status.SHOWN, measured, "none is promised", worst, len(biases))
+    bound = f"{LAW_BOUND:g}"
+    return subject.finding("law", worst <= LAW_BOUND, measured, bound, worst, len(biases), unit="prompts")

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from specgen.audit.findings import Finding, Status
-from specgen.audit.law import PlainRows
-from specgen.audit.watching import AlwaysAccepts, LastProposal, Memoised
-from specgen.drafting.drafter import Drafter
+from specgen.audit.law import PlainRows, memoised
+from specgen.audit.subject import Subject, Watched
 from specgen.sampling.randomness import Stream, keyed_uniform, prompt_digest
 from specgen.settings import Mode
 from specgen.verification.law import law
-
-if TYPE_CHECKING:
-    from specgen.audit.auditor import Auditor
 
 LEVEL = 1e-4  # of each of the sampler's three tests: how often it may reject an honest pair
 
@@ -39,10 +36,12 @@ class Sampler:
     away from the draft shows as a shift.
     """
 
-    def __init__(self, auditor: Auditor, target: Memoised, drafter: Drafter) -> None:
-        self.auditor, self.target = auditor, target
-        self.drafter = LastProposal(drafter)
+    def __init__(self, auditor: Subject) -> None:
+        self.auditor = auditor
+        target, drafter = memoised(auditor)
         self.rows = PlainRows(target, drafter, auditor.processors)
+        # Thousands of rounds cost few calls, where another model may stand in.
+        self.stand_ins: dict[str, Any] = {"target": target, "drafter": drafter} if auditor.stands_alone else {}
         self.prefixes = self._prefixes()
         self.counts: dict[tuple[tuple[int, ...], bool], Counter[int]] = {}
         self.transforms: dict[str, list[float]] = {"all": [], "bonus": []}
@@ -57,33 +56,34 @@ class Sampler:
         for i in range(len(self.auditor.prompts)):
             if len(found) >= 2:  # few, so that each is drawn from often
                 break
-            text, n = self.auditor._text(i), len(self.auditor.prompts[i])
+            text, n = self.auditor.text(i), len(self.auditor.prompts[i])
             places = range(n + (len(text) - n) // 2, len(text))
             found += [text[:end] for end in places if self.rows.of_draft(text[:end]) is not None][:1]
         return found or silent
 
-    def round(self, n: int, *, boundary: bool = False) -> None:
+    def rounds(self, ns: Sequence[int], *, boundary: bool = False) -> None:
+        """A round of each of these numbers, in one batch."""
         auditor = self.auditor
-        prefix = self.prefixes[n % len(self.prefixes)]
-        seed = auditor.sampling.seed + n
-        uniforms = auditor._source(seed, prefix)
-        if boundary:
-            uniforms = AlwaysAccepts(uniforms)
-        r = next(
-            auditor._rounds(
-                prefix,
-                seed,
-                target=self.target,
-                drafter=self.drafter,
-                uniforms=uniforms,
-                length=auditor.sampling.k + 1,
-            )
-        )
-        text = list(prefix)
+        seed = auditor.sampling.seed
+        units = [(self.prefixes[n % len(self.prefixes)], seed + n) for n in ns]
+        watched: dict[int, Watched] = {}
+        with contextlib.closing(
+            auditor.generate(units, length=auditor.sampling.k + 1, boundary=boundary, **self.stand_ins)
+        ) as generated:
+            for w in generated:
+                if w.number in watched:
+                    break  # the second step begins
+                watched[w.number] = w
+                if len(watched) == len(units):
+                    break
+        for number, w in watched.items():
+            self._take(*units[number], w, boundary=boundary)
+
+    def _take(self, prefix: Sequence[int], seed: int, watched: Watched, *, boundary: bool) -> None:
+        r, text, drafted = watched.round, list(prefix), watched.seen.drafted
         spread = keyed_uniform(
             seed, prompt_digest(prefix), int(Stream.CHECK), torch.arange(len(prefix), len(prefix) + len(r.tokens))
         )
-        drafted = self.drafter.proposal.tokens
         for i, token in enumerate(r.tokens):
             row = self._expected(text, i < r.drafted)
             if boundary and i < len(drafted):
@@ -108,8 +108,7 @@ class Sampler:
         if tested and self.auditor.mode.approximate:
             draft = self.rows.of_draft(text)
             assert draft is not None
-            assert self.auditor.rule is not None
-            return law(self.auditor.rule, row, draft)
+            return law(self.auditor.verified_by, row, draft)
         return row
 
     @staticmethod
@@ -172,4 +171,16 @@ class Sampler:
             status = Status.NO_TIME if self.auditor.left_out else Status.NOT_APPLICABLE
             return Finding("sampler", status, measured, f"p {LEVEL:g}", None, positions)
         bound = f"p {LEVEL:g} each; 0"
-        return self.auditor._finding("sampler", passed, measured, bound, least, positions, notes, unit="rounds")
+        return self.auditor.finding("sampler", passed, measured, bound, least, positions, notes, unit="rounds")
+
+
+def check(subject: Subject, deadline: float) -> Finding:
+    sampler = Sampler(subject)
+    boundary = 0 if subject.mode is Mode.COUPLED else subject.rounds // 4
+    began = subject.clock()
+    third = min(deadline, began + (deadline - began) / 3)
+    for group in subject.in_time(third, subject.groups(range(boundary))):
+        sampler.rounds(group, boundary=True)
+    for group in subject.in_time(deadline, subject.groups(range(subject.rounds))):
+        sampler.rounds(group)
+    return sampler.finding()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -9,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specgen.drafting.drafter import Drafter, Proposal
 from specgen.models.protocol import LanguageModel, prefill
 from specgen.sampling.processors import Processors
 from specgen.sampling.randomness import Stream, Uniforms
@@ -23,14 +23,15 @@ class Memoised(LanguageModel):
     """
 
     def __init__(self, model: LanguageModel) -> None:
-        self.model, self.role, self.vocabulary = model, model.role, model.vocabulary
+        self.model = copy.copy(model)  # the same weights with a cache of its own, which nobody else resets
+        self.role, self.vocabulary = model.role, model.vocabulary
         self.tokens: list[int] = []
         self.calls = 0
         self._held: list[int] = []  # what the model's cache holds
         self._rows: OrderedDict[tuple[int, ...], Tensor] = OrderedDict()
         self._room = max(64, min(100_000, 2**27 // max(1, self.vocabulary)))
         self.device, self.dtype, self.windowed = model.device, model.dtype, model.windowed
-        model.reset()
+        self.model.reset()
 
     @property
     def lengths(self) -> tuple[int, ...]:
@@ -88,75 +89,6 @@ class Memoised(LanguageModel):
         return self.model.forward(torch.tensor([text[end - 1 :]]), len(text) - end + 1)[0]
 
 
-class LastCall(LanguageModel):
-    """A model that keeps the logits of its last call."""
-
-    def __init__(self, model: LanguageModel) -> None:
-        self.model, self.role, self.vocabulary = model, model.role, model.vocabulary
-        self.device, self.dtype = model.device, model.dtype
-        self.rows = torch.empty(0)
-
-    @property
-    def lengths(self) -> tuple[int, ...]:
-        return self.model.lengths
-
-    def forward(self, tokens: Tensor, rows: int) -> Tensor:
-        logits = self.model.forward(tokens, rows)
-        self.rows = logits[0]
-        return logits
-
-    def rollback(self, counts: Sequence[int]) -> None:
-        self.model.rollback(counts)
-
-    def reset(self) -> None:
-        self.model.reset()
-
-    def score(self, tokens: Sequence[int], start: int) -> Iterator[tuple[int, Tensor]]:
-        return self.model.score(tokens, start)
-
-
-class LastProposal(Drafter):
-    """A drafter that keeps its last proposal."""
-
-    def __init__(self, drafter: Drafter) -> None:
-        self.drafter, self.kind = drafter, drafter.kind
-        self.model, self.processors = drafter.model, drafter.processors
-        self.proposal = Proposal((), torch.empty(0))
-
-    @property
-    def cached(self) -> int:
-        return self.drafter.cached
-
-    def start(self, prompt: Sequence[int]) -> None:
-        self.drafter.start(prompt)
-
-    def propose(self, prefix: Sequence[int], k: int, round_index: int, uniforms: Uniforms) -> Proposal:
-        self.proposal = self.drafter.propose(prefix, k, round_index, uniforms)
-        return self.proposal
-
-    def rollback(self, count: int) -> None:
-        self.drafter.rollback(count)
-
-    def score(self, tokens: Sequence[int], start: int) -> Iterator[tuple[int, list[Tensor | None]]]:
-        return self.drafter.score(tokens, start)
-
-
-class LastProbs(Processors):
-    """Processors that keep what they last returned."""
-
-    def __init__(self, inner: Processors) -> None:
-        super().__init__(inner.chain, greedy=inner.greedy)
-        self.inner = inner
-        self.probs = torch.empty(0)
-
-    def scores(self, logits: Tensor, prefix: Sequence[int], drafted: Sequence[int] = ()) -> Tensor:
-        return self.inner.scores(logits, prefix, drafted)
-
-    def __call__(self, logits: Tensor, prefix: Sequence[int], drafted: Sequence[int] = ()) -> Tensor:
-        self.probs = self.inner(logits, prefix, drafted)
-        return self.probs
-
-
 class AlwaysAccepts:
     """Every acceptance draw is 0.0, the lowest that a uniform can be; all other draws are real."""
 
@@ -176,10 +108,6 @@ def plain_chain(processors: Processors) -> Processors:
 
 def short_name(processor: Any) -> str:
     return type(processor).__name__.removesuffix("LogitsProcessor").removesuffix("LogitsWarper")
-
-
-def at_least_float32(logits: Tensor) -> Tensor:
-    return logits if logits.dtype == torch.float64 else logits.float()
 
 
 def widened(probs: Tensor) -> Tensor:

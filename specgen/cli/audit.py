@@ -73,6 +73,7 @@ def audit(
     device: Device = None,
     dtype: Dtype = None,
     engine: Engine = None,
+    batch_size: Annotated[int, typer.Option(min=1, help="Prompts that decode together, as in a batch.")] = 1,
     prove: Annotated[bool, typer.Option("--prove", help="float32, whatever the profile says.")] = False,
     budget: Annotated[
         float, typer.Option(min=0, help="Seconds, loading apart. What finds no time is reported so, not as passed.")

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from specgen.decoding.loop import Clock, rounds_of, steps
+from specgen.decoding.loop import Clock, Seen, rounds_of, steps
 from specgen.decoding.settle import settle
 from specgen.drafting.drafter import Drafter, EachRow, Proposal, Row, RowsDrafter
 from specgen.models.protocol import LanguageModel, OneRow, RowsModel, padded
@@ -22,7 +22,8 @@ from specgen.verification.rules import RULES, Rule
 class Eager:
     """Usage: `start` with the prompts of the rows, then `loop.steps`.
 
-    proposals, scored: what the last round drafted, and the logits [n+1, V] of each row that it was verified by.
+    proposals, scored, probs: of each row what the last round drafted, and the logits and distributions [n+1, V] that
+    verified it.
     """
 
     def __init__(
@@ -33,6 +34,7 @@ class Eager:
         self._nothing = Proposal((), torch.empty(0, target.vocabulary))
         self.proposals: list[Proposal] = []
         self.scored: list[Tensor] = []
+        self.probs: list[Tensor] = []
 
     def start(self, prompts: Sequence[Sequence[int]]) -> None:
         if not all(prompts):
@@ -66,9 +68,11 @@ class Eager:
 
     def settle(self, live: Sequence[Row], index: int) -> list[Round]:
         found = []
+        self.probs = []
         for row, proposal, logits in zip(live, self.proposals, self.scored, strict=True):
             check_finite(logits, self.target.role + row.name, len(row.tokens))
             probs = self.processors(logits, row.tokens, proposal.tokens)
+            self.probs.append(probs)
             found.append(settle(self.rule, probs, proposal, row, index, plain=not self.drafts))
         return found
 
@@ -81,6 +85,28 @@ class Eager:
         for side in (self.target, self.drafter):
             if side is not None:
                 side.keep(rows)
+
+    def seen(self, row: int) -> Seen:
+        proposal = self.proposals[row]
+        return Seen(proposal.tokens, proposal.probs, self.scored[row], self.probs[row])
+
+    def peek(self, row: int, text: Sequence[int]) -> Iterator[tuple[str, int, Tensor | None]]:
+        yield "target", *_peeked(self.target, row, text)
+        if self.drafter is not None and self.drafter.model is not None:
+            yield "draft", *_peeked(self.drafter.model, row, text)
+
+    def drafter_of(self, row: int) -> Drafter | None:
+        return None if self.drafter is None else self.drafter.of_row(row)
+
+
+def _peeked(model: RowsModel, row: int, text: Sequence[int]) -> tuple[int, Tensor | None]:
+    cached = model.lengths[row]
+    if cached >= len(text):
+        return cached, None
+    feeds = [text[cached:] if b == row else [] for b in range(len(model.lengths))]
+    logits = model.forward(*padded(feeds))[row, len(text) - cached - 1]
+    model.rollback([len(feed) for feed in feeds])
+    return cached, logits
 
 
 def alone(

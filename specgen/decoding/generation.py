@@ -6,15 +6,13 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
-from specgen.decoding.captured.fits import loop_for
 from specgen.decoding.captured.loop import GraphLoop
-from specgen.decoding.eager import Eager, alone
+from specgen.decoding.executors import executor_for
 from specgen.decoding.loop import rounds_of, steps
 from specgen.decoding.pair import Pair
 from specgen.decoding.self_check import CheckResult, SelfCheck, drift_bound, edge_fraction, not_applicable
 from specgen.decoding.text import TextStream
 from specgen.drafting.drafter import Row
-from specgen.errors import CaptureError
 from specgen.machine.clocks import interleaved_medians, untimed
 from specgen.rounds.record import Ended, Finish, Round
 from specgen.rounds.statistics import Statistics, summarise
@@ -61,7 +59,8 @@ class Generation:
         row = Row(0, list(self.prompt), len(self.prompt) + sampling.max_new_tokens, self.uniforms, self._ended)
         with pair.hold.alone():
             pair.hold.take(self)
-            executor = self._executor()
+            executor, self.engine_note = executor_for(pair, plain=self.plain, longest=len(self.prompt))
+            self._loop = executor if isinstance(executor, GraphLoop) else None
             began = self._clock()
             executor.start([self.prompt])
             self.prefill_s = self._clock() - began
@@ -75,19 +74,6 @@ class Generation:
                 return
             self.rounds.append(finished)
             yield finished
-
-    def _executor(self) -> Eager | GraphLoop:
-        """The captured loop, with its graphs made, where the engine asks for it and it can serve; else the eager one."""
-        pair = self.pair
-        if pair.target.engine == "graph":
-            try:
-                self._loop = loop_for(pair, plain=self.plain)
-                self._loop.prepare(len(self.prompt), pair.sampling.max_new_tokens)
-                return self._loop
-            except CaptureError as reason:
-                self.engine_note = f"engine graph cannot serve, the eager loop does: {reason}"
-                self._loop = None
-        return alone(pair.target, self.drafter, pair.processors, pair.verified_by)
 
     def run(self) -> Generation:
         """Generates to the end."""

@@ -11,10 +11,24 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from specgen.drafting.drafter import Row
+from torch import Tensor
+
+from specgen.drafting.drafter import Drafter, Row
 from specgen.rounds.record import Round
 
 Clock = Callable[[], float]
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What a row's last round looked at: n drafted tokens with the distributions [n, V] they were drawn from (no rows
+    where all is greedy and the device kept none), and the logits and processed distributions [n+1, V] that verified
+    them."""
+
+    drafted: tuple[int, ...]
+    draft_probs: Tensor
+    logits: Tensor
+    target_probs: Tensor
 
 
 class Executor(Protocol):
@@ -56,6 +70,20 @@ class Executor(Protocol):
 
     def keep(self, rows: Sequence[int]) -> None:
         """Goes on with these rows only."""
+        ...
+
+    def seen(self, row: int) -> Seen:
+        """For audits: the last round of the row that stood there when the round began."""
+        ...
+
+    def peek(self, row: int, text: Sequence[int]) -> Iterator[tuple[str, int, Tensor | None]]:
+        """For audits: of each model ("target", "draft") how many tokens of the row's text it has cached, and, computed
+        with its cache and leaving that as it was, the logits [V] that follow the text; None where more is cached than
+        may be."""
+        ...
+
+    def drafter_of(self, row: int) -> Drafter | None:
+        """For audits: the row's own drafter, where it has one that proposes on the host."""
         ...
 
 

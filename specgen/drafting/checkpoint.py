@@ -79,29 +79,33 @@ class CheckpointRows:
     """
 
     def __init__(self, model: RowsModel, processors: Processors) -> None:
-        self.model = model
+        self.model: RowsModel | None = model
+        self._model = model
         self.processors = processors
         self.start, self.rollback, self.keep = model.start, model.rollback, model.keep
 
+    def of_row(self, row: int) -> None:
+        """One model drafts for all rows."""
+
     @property
     def lengths(self) -> tuple[int, ...]:
-        return self.model.lengths
+        return self._model.lengths
 
     def propose(self, rows: Sequence[Row], ks: Sequence[int], round_index: int) -> list[Proposal]:
         texts = [list(row.tokens) for row in rows]
         probs: list[list[Tensor]] = [[] for _ in rows]
         for j in range(max(ks)):
             # What is not cached yet: at first one token, or two after full acceptance; then the one just drafted.
-            feeds = [t[c:] if j < k else [] for t, c, k in zip(texts, self.model.lengths, ks, strict=True)]
-            logits = self.model.forward(*padded(feeds))
+            feeds = [t[c:] if j < k else [] for t, c, k in zip(texts, self._model.lengths, ks, strict=True)]
+            logits = self._model.forward(*padded(feeds))
             for b, feed in enumerate(feeds):
                 if feed:
                     last, position = logits[b, len(feed) - 1 : len(feed)], len(texts[b])
-                    check_finite(last, self.model.role + rows[b].name, position)
+                    check_finite(last, self._model.role + rows[b].name, position)
                     probs[b].append(self.processors(last, texts[b])[0])
                     token = draw(probs[b][-1], Stream.DRAFT, position, round_index, rows[b].uniforms)
                     texts[b].append(int(token))
         return [
-            Proposal(tuple(text[len(row.tokens) :]), torch.stack(p) if p else torch.empty(0, self.model.vocabulary))
+            Proposal(tuple(text[len(row.tokens) :]), torch.stack(p) if p else torch.empty(0, self._model.vocabulary))
             for row, text, p in zip(rows, texts, probs, strict=True)
         ]

@@ -10,7 +10,7 @@ from typing import Protocol, Self
 from torch import Tensor
 
 from specgen.errors import UsageError
-from specgen.models.protocol import LanguageModel
+from specgen.models.protocol import LanguageModel, OneRow, RowsModel
 from specgen.profiles.schema import DraftSettings
 from specgen.rounds.record import Ended
 from specgen.sampling.processors import Processors
@@ -61,7 +61,9 @@ class Proposal:
 
 
 class RowsDrafter(Protocol):
-    """A drafter for B rows: `lengths[b]` tokens of row b are known to it."""
+    """A drafter for B rows: `lengths[b]` tokens of row b are known to it. model: the one it calls, if it is one."""
+
+    model: RowsModel | None
 
     @property
     def lengths(self) -> tuple[int, ...]: ...
@@ -76,9 +78,14 @@ class RowsDrafter(Protocol):
 
     def keep(self, rows: Sequence[int]) -> None: ...
 
+    def of_row(self, row: int) -> Drafter | None:
+        """The row's own drafter; None where one model drafts for all."""
+        ...
+
 
 class Drafter(Protocol):
-    """Proposes tokens one after another for one row of text. A class that names this one as its base has its defaults.
+    """Proposes tokens one after another for one row of text. Classes that name this one as their base have its
+    defaults.
 
     `cached` tokens of the text are known to it; after a round the loop calls `rollback`, so that it never holds
     more than the committed text less one token.
@@ -137,6 +144,8 @@ class EachRow:
 
     def __init__(self, drafters: Sequence[Drafter]) -> None:
         self._drafters = list(drafters)
+        own = [drafter.model for drafter in drafters if drafter.model is not None]
+        self.model: RowsModel | None = OneRow(own[0]) if len(own) == 1 else None
 
     @property
     def lengths(self) -> tuple[int, ...]:
@@ -158,3 +167,6 @@ class EachRow:
 
     def keep(self, rows: Sequence[int]) -> None:
         self._drafters = [self._drafters[b] for b in rows]
+
+    def of_row(self, row: int) -> Drafter:
+        return self._drafters[row]

@@ -43,9 +43,10 @@ class RowsModel(Protocol):
 class LanguageModel(Protocol):
     """A model for one row of text. A class that names this one as its base has its defaults.
 
-    engine: how its calls are executed. dtype: of its weights. context: the most tokens that it holds, None where nobody says. windowed:
-    whether layers see no more than a window, so that it cannot be rolled back far. bytes_read: of the weights that a
-    call on one token reads, and of each cached token's keys and values; zeros where they are not known.
+    engine: how its calls are executed. dtype: of its weights. context: the most tokens that it holds, None where
+    nobody says. windowed: whether layers see no more than a window, so that it cannot be rolled back far. bytes_read:
+    of the weights that a call on one token reads, and of each cached token's keys and values; zeros where they are
+    not known.
     """
 
     role: str

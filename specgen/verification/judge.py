@@ -35,8 +35,8 @@ class Draws(Protocol):
         ...
 
     def following(self, weights: Tensor, at: Tensor, rejected: Tensor) -> Tensor:
-        """[1] int64: the token at position `at` [1] of the round, drawn from weights [V]: a correction if rejected [1],
-        else a bonus."""
+        """[1] int64: the token at position `at` [1] of the round, drawn from weights [V]: a correction if rejected
+        [1], else a bonus."""
         ...
 
 
@@ -101,8 +101,8 @@ def verify(
 ) -> Verdict:
     """Goes through the drafted tokens in order and stops at the first rejection (Leviathan et al. 2023, Algorithm 1).
 
-    offered [1]: how many of them were drafted; those behind are padding, and all are where it is not given. For greedy,
-    target_probs may be any scores whose argmax is the target's.
+    offered [1]: how many of them were drafted; those behind are padding, and all are where it is not given. For
+    greedy, target_probs may be any scores whose argmax is the target's.
     """
     k = len(drafted)
     none, never = torch.zeros(1, dtype=torch.int64, device=target_probs.device), target_probs.new_zeros(2)
@@ -133,7 +133,7 @@ def _leading(kept: Tensor) -> Tensor:
 def describe(
     rule: Rule, target_probs: Tensor, draft_probs: Tensor, written: Tensor, drafted: Tensor
 ) -> dict[str, Tensor]:
-    """The few numbers that a round keeps: of committed positions [m] by the token written there, and of tested ones [t].
+    """The few numbers that a round keeps: of committed positions [m] by the token written there, and of tested ones.
 
     target_probs [m, V], written [m]; draft_probs [t, V], drafted [t]. log_prob, entropy (nats) and support are the
     target's; overlap and, of rules other than exact and greedy, the expected acceptance and the bias, are the pair's.

@@ -9,13 +9,14 @@ replayed: that is how the tests prove them.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from specgen.decoding.captured.capture import Capture, Captured, Step
+from specgen.decoding.loop import Seen
 from specgen.decoding.settle import recorded, until_the_end
 from specgen.drafting.drafter import Drafter, Row
 from specgen.errors import CaptureError, RunError
@@ -61,6 +62,7 @@ class GraphLoop:
         self._versions: tuple[int, ...] = ()
         self._failed: CaptureError | None = None
         self._extent = self._drafting = self._known = 0
+        self._last: list[int] = []
         self._allocate(device)
 
     @torch.inference_mode()
@@ -71,6 +73,7 @@ class GraphLoop:
         self.limit = whole(1)  # the most there may be
         self.offered = torch.full((1,), k, device=device)  # drafted tokens, where there is room for them
         self.round = whole(1)
+        self.spread = torch.ones(1, dtype=torch.float64, device=device)  # what acceptance draws are multiplied by
         self.tail = whole(2)  # the last two committed tokens
         self.drafted = whole(k)
         self.j = whole(1)  # which of them was drafted last
@@ -175,7 +178,7 @@ class GraphLoop:
     # The judge's draws, with every key word on the device.
 
     def kept(self, a: Tensor) -> Tensor:
-        return self.uniforms(Stream.ACCEPT, self.n + self.ahead[: self.k], self.round, a) < a
+        return self.uniforms(Stream.ACCEPT, self.n + self.ahead[: self.k], self.round, a) * self.spread < a
 
     def own(self, target_probs: Tensor, drafted: Tensor) -> Tensor:
         rows = enumerate(target_probs)
@@ -295,6 +298,7 @@ class GraphLoop:
         (row,) = rows
         with torch.inference_mode():
             self.round.zero_()
+            self.spread.fill_(1.0)
         if isinstance(row.uniforms, KeyedUniforms):
             self.uniforms.take(row.uniforms)
         else:  # a test's own
@@ -337,7 +341,7 @@ class GraphLoop:
         told = self._read()
         self._check_finite(told, len(row.tokens))
         accepted, token = int(told["accepted"][0]), int(told["next"][0])
-        drafted = [int(t) for t in told["drafted"][: self._drafting]]
+        drafted = self._last = [int(t) for t in told["drafted"][: self._drafting]]
         written, finish = until_the_end([*drafted[:accepted], token], row.ended, row.room)
         if finish is None:
             self._known = len(row.tokens) + len(written)
@@ -356,6 +360,36 @@ class GraphLoop:
 
     def keep(self, rows: Sequence[int]) -> None:
         """There is no other row to leave."""
+
+    def seen(self, row: int) -> Seen:
+        n = self._drafting
+        with torch.inference_mode():
+            scores = self._scores(self.logits[: n + 1])
+            if self.greedy:
+                probs = torch.zeros_like(scores).scatter_(-1, scores.argmax(-1, keepdim=True), 1.0)
+            else:
+                probs = scores.softmax(-1)
+            drafted = self._last[:n]
+            return Seen(tuple(drafted), self.draft_probs[:n].clone(), self.logits[: n + 1].clone(), probs)
+
+    def peek(self, row: int, text: Sequence[int]) -> Iterator[tuple[str, int, Tensor | None]]:
+        """With the calls that the next round will make: what they write to a cache it would write again."""
+        extent = self._ready(len(text) + self.k + 1)
+        for role, cache, fed in (("target", self.target, 1), ("draft", self.draft, 2)):
+            if cache is not None:
+                known = max(0, len(text) - fed)
+                slots = torch.arange(known, len(text), device=self.n.device)
+                tokens = torch.tensor(list(text[known:]), device=self.n.device)
+                with torch.inference_mode():
+                    yield role, known, cache.forward(tokens, slots, 1, extent)[0]
+
+    def drafter_of(self, row: int) -> Drafter | None:
+        return self.drafter
+
+    def at_boundary(self) -> None:
+        """For audits: from now on and until the next `begin` every acceptance draw is 0, the lowest that there is."""
+        with torch.inference_mode():
+            self.spread.zero_()
 
     def _check_finite(self, told: dict[str, list[float]], position: int) -> None:
         sides = (
