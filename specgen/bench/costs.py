@@ -1,4 +1,4 @@
-"""What a bench probes apart from its arms: bytes, widths, and what is chosen where nothing predicts."""
+"""What a bench knows of its models apart from its arms: the bytes of a call; and what is timed unpredicted."""
 
 from __future__ import annotations
 
@@ -8,9 +8,6 @@ from specgen.models.protocol import LanguageModel
 from specgen.models.traffic import cache_bytes, call_bytes
 
 UNPREDICTED = (2, 4, 8)  # what auto times where nothing predicts
-
-
-FULL_WIDTHS = 9  # every width up to this is probed, then every other power of two
 
 
 def bytes_of(model: LanguageModel | None) -> tuple[int, int]:
