@@ -70,7 +70,7 @@ def probe_here(
     captured: Mapping[str, Step] | None = None,
     repeats: int = 9,
 ) -> CallCosts:
-    """The same at the end of a text that both sides have been taken through; leaves their caches as they were.
+    """The same at the end of a text that both sides have been taken through, to which both are rolled back.
 
     feed: what the wider calls are made on, over and over; the text's own tokens where it is empty. captured: steps
     that stand in for the eager ones, "draft" and each width by its number.

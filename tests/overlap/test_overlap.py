@@ -412,11 +412,13 @@ def test_costs_are_in_units_of_a_single_token_call() -> None:
     assert costs.verify == (1, 2, 3, 4, 5, 6, 7)
     assert costs.target_s == {1: 1, 2: 2, 3: 3, 5: 5, 7: 7}
     assert probe(pair, TEXT, few_widths(6), context=8) == seconds
-    # A run's probe is the same, at the end of its own text, whose caches it leaves as they were.
+    # A run's probe is the same, at the end of its own text, to which it rolls both caches back.
     generation = Generation(pair, TEXT[:2]).run()
-    lengths = (target.lengths, pair.drafter.cached)
     assert generation.probe_cost() == {"target_s": 1, "draft_s": 1, "c": 1}
-    assert (target.lengths, pair.drafter.cached) == lengths
+    assert (target.lengths, pair.drafter.cached) == (
+        (2 + len(generation.tokens) - 1,),
+        2 + len(generation.tokens) - 1,
+    )
     with pytest.raises(ValueError, match="no room for k = 7"):
         probe(pair, TEXT, few_widths(7), context=8)
 
