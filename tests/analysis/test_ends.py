@@ -136,6 +136,34 @@ def test_a_batch_is_timed_until_its_last_rows_end() -> None:
     assert k2.speedup.estimate == k2.predicted == pytest.approx(128 / 96)
 
 
+def test_a_batchs_slowest_row_need_not_be_its_longest() -> None:
+    """Nothing accepted of five tokens, everything of nine: five steps, and nine plainly."""
+    scripts = (Script("plain", batch=2), Script("k=2", k=2, accepted={0: (0,), 1: (2,)}, batch=2))
+    bench = ended({0: 5, 1: 9}, *scripts, categories=[None, None], ratios={"small": [1.0] * 12})
+    bench.scores[0].ratios = [0.0] * 12
+    k2 = analyse(bench).arms[1]
+    assert k2.speedup is not None
+    assert (k2.speedup.estimate, k2.predicted) == (pytest.approx(1.2), pytest.approx(1.2))  # 9 · 16 / (5 · 24)
+
+
+def test_reasons_are_of_the_rounds_up_to_the_end() -> None:
+    silent = ended(dict.fromkeys(SEVEN, 4), PLAIN, Script("k = 2", k=2, drafts=(0,), other=4.0))
+    assert "no proposal in any of 28 rounds that had room" in analyse(silent).verdict.text
+    # Calls up to the end are faster than those behind it, and so priced too high; that plain decoding slows down
+    # behind it, by more, explains nothing.
+    bench = ended(dict.fromkeys(SEVEN, 4), ratios={"small": [1.0, 1.0, 1.0, 0.0] * 3})
+    for m in bench.timed("k = 2"):
+        for i in range(2):
+            m.steps.verify_s[i] -= 8 * MS
+            m.steps.total_s[i] -= 8 * MS
+    for m in bench.timed("plain"):
+        for i in range(7, 12):
+            m.steps.total_s[i] += 400 * MS
+            m.steps.verify_s[i] += 400 * MS
+    (warning,) = (w for w in analyse(bench).warnings if "predicted" in w)
+    assert "a call on 3 tokens took 9.77 ms on average and was priced at 17.58 ms" in warning
+
+
 def test_a_simulation_and_the_page_count_up_to_the_end(tmp_path: Path) -> None:
     bench = ended(dict.fromkeys(SEVEN, 4), ratios={"small": [0.0] * 4 + [1.0] * 8}, candidates=[2])
     path = tmp_path / "bench.json"

@@ -197,8 +197,8 @@ def test_what_lies_behind_an_end_does_not_count(ends: dict[str, Any]) -> None:
 
 
 def test_auto_chooses_by_the_texts_up_to_their_ends() -> None:
-    """The draft errs up to the end, token 3, and never behind it: no k is worth more than 1 but for what no one reads.
-    Without the end the largest k is the best."""
+    """The draft errs up to the end, token 3, and never behind it: the least k costs least up to it, without it the
+    largest pay."""
     rest = {"max_new_tokens": 40, "mode": Mode.GREEDY}
     table = torch.zeros(V + 1, V, dtype=torch.float64)
     target, draft = table.clone(), table.clone()
