@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 import re
 from typing import Annotated, Any, Literal
 
@@ -126,7 +128,9 @@ class _AnyKind:
 
     @staticmethod
     def __get_pydantic_core_schema__(source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        return handler.generate_schema(Annotated[tuple(DRAFTS.values()), Field(discriminator="kind")])
+        return handler.generate_schema(
+            Annotated[functools.reduce(operator.or_, DRAFTS.values()), Field(discriminator="kind")]
+        )
 
 
 def register_draft(kind: str, settings: type[DraftSettings]) -> None:
