@@ -1,6 +1,7 @@
 """A bench's result → speedups, costs, predictions, warnings and the verdict. Pure functions of a `Bench`: no torch.
 
-A measurement's decoding time is the sum of its steps' total_s, its seconds per token that over its committed tokens.
+A measurement's decoding time is the sum of its steps' total_s, its seconds per token that over its committed tokens,
+both up to the end of its text, where that has one before its last token (`columns`).
 A group of prompts (one prompt where the batch is 1) has for each arm the median over runs of its seconds per token;
 its ratio is the baseline's over the arm's; the speedup is the median of the groups' ratios. The prefill is in none
 of these.
@@ -10,7 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from specgen.analysis.columns import Timed, committed_tokens, depths_of, median, paired_ratios
+from specgen.analysis.columns import (
+    Timed,
+    committed_tokens,
+    depths_of,
+    median,
+    paired_ratios,
+    steps_to_end,
+    texts_and_ends,
+)
 from specgen.analysis.intervals import Interval, median_interval
 from specgen.analysis.prediction import View, predicted_at, predictions_of
 from specgen.analysis.tables import Analysis, ArmRow, CategoryRow, CostRow, PositionRow
@@ -34,6 +43,7 @@ def analyse(bench: Bench) -> Analysis:
         verdict=verdict_of(view, arms),
         warnings=tuple(warnings_of(view, arms)),
         identical=_identical(view),
+        passed_end=texts_and_ends(bench),
     )
 
 
@@ -126,12 +136,14 @@ def _identical(view: View) -> dict[str, tuple[int, int]]:
 
 
 def _bytes_read(bench: Bench, m: Measurement, costs: Costs) -> float:
-    """Bytes of weights and of cached keys and values that a measurement's calls had to read, target and draft."""
-    depths = depths_of(m)
+    """Bytes of weights and of cached keys and values that a measurement's calls had to read, target and draft, until
+    the last row's end."""
+    n = steps_to_end(m)
+    depths = depths_of(m)[:n]
     read = len(depths) * costs.target_bytes + sum(depths) * costs.draft_bytes
     for row in m.rows:
         cached = len(bench.prompts[row.prompt].tokens) - 1
-        for drafted, committed in zip(row.drafted, row.committed, strict=True):
+        for drafted, committed in zip(row.drafted[:n], row.committed[:n], strict=True):
             read += cached * costs.target_bytes_a_token
             read += (drafted * cached + drafted * (drafted - 1) // 2) * costs.draft_bytes_a_token
             cached += committed

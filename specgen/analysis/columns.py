@@ -1,9 +1,15 @@
-"""What a bench measured: the rows of its tables, and each arm's timed steps as columns. No torch."""
+"""What a bench measured: its rows' rounds, and each arm's timed steps as columns. No torch.
+
+Nothing ends a text while timing, so that all arms do the same length; what lies behind an end is nobody's text. Rates
+and times are therefore of the rounds up to the one that holds the end, with what that one committed up to it.
+"""
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property
 
 import numpy as np
@@ -29,16 +35,59 @@ def rounds_of(row: Row) -> tuple[Round, ...]:
 _TOKEN = Committed(0, Origin.PLAIN, 0.0, 0.0, 0, None)  # which tokens they are makes no rate
 
 
-def decode_seconds(measurement: Measurement) -> float:
-    return sum(measurement.steps.total_s)
+def ended_rounds(row: Row) -> tuple[Round, ...]:
+    """The same up to the row's end: the last round as it had been, had the end cut it."""
+    rounds = rounds_of(row)[: rounds_to_end(row)]
+    if not passed_end(row):
+        return rounds
+    *whole, last = rounds
+    left = ended_tokens(row) - sum(len(r.committed) for r in whole)
+    tested = min(last.tested, left)
+    cut = replace(
+        last,
+        tested=tested,
+        accepted=min(last.accepted, left),
+        committed=last.committed[:left],
+        overlaps=last.overlaps[:tested],
+        expected=last.expected[:tested],
+        biases=last.biases[:tested],
+    )
+    return (*whole, cut)
 
 
-def committed_tokens(measurement: Measurement) -> int:
-    return sum(sum(row.committed) for row in measurement.rows)
+def ended_tokens(row: Row) -> int:
+    """Committed tokens up to and with the end; all where there is none."""
+    return sum(row.committed) if row.end is None else row.end
 
 
-def seconds_per_token(measurement: Measurement) -> float:
-    return decode_seconds(measurement) / committed_tokens(measurement)
+def rounds_to_end(row: Row) -> int:
+    """How many rounds there are up to and with the one that holds the end."""
+    begins = itertools.accumulate(row.committed[:-1], initial=0)
+    return sum(begun < ended_tokens(row) for begun in begins)
+
+
+def passed_end(row: Row) -> bool:
+    """Whether the text went on behind an end."""
+    return ended_tokens(row) < sum(row.committed)
+
+
+def steps_to_end(measurement: Measurement) -> int:
+    """Target calls until the last of the rows has reached its end."""
+    return max(rounds_to_end(row) for row in measurement.rows)
+
+
+def decode_seconds(measurement: Measurement, *, whole: bool = False) -> float:
+    steps = measurement.steps.total_s
+    return sum(steps if whole else steps[: steps_to_end(measurement)])
+
+
+def committed_tokens(measurement: Measurement, *, whole: bool = False) -> int:
+    return sum(sum(row.committed) if whole else ended_tokens(row) for row in measurement.rows)
+
+
+def seconds_per_token(measurement: Measurement, *, whole: bool = False) -> float:
+    """Up to the ends of the measurement's rows, or of all that was timed."""
+    return decode_seconds(measurement, whole=whole) / committed_tokens(measurement, whole=whole)
 
 
 def depths_of(measurement: Measurement) -> list[int]:
@@ -49,18 +98,20 @@ def depths_of(measurement: Measurement) -> list[int]:
 
 
 class Timed:
-    """An arm's timed steps as columns over all its measurements, in seconds."""
+    """An arm's timed steps as columns over all its measurements, in seconds: up to the end of each text, or, where
+    `whole`, all that was timed."""
 
-    def __init__(self, bench: Bench, arm: Arm) -> None:
-        self.arm = arm
+    def __init__(self, bench: Bench, arm: Arm, *, whole: bool = False) -> None:
+        self.arm, self.is_whole = arm, whole
         self.measurements = bench.timed(arm.name)
-        steps = [m.steps for m in self.measurements]
-        self.draft = np.array([s for x in steps for s in x.draft_s], dtype=float)
-        self.verify = np.array([s for x in steps for s in x.verify_s], dtype=float)
-        self.total = np.array([s for x in steps for s in x.total_s], dtype=float)
+        steps = [(m.steps, None if whole else steps_to_end(m)) for m in self.measurements]
+        self.draft = np.array([s for x, n in steps for s in x.draft_s[:n]], dtype=float)
+        self.verify = np.array([s for x, n in steps for s in x.verify_s[:n]], dtype=float)
+        self.total = np.array([s for x, n in steps for s in x.total_s[:n]], dtype=float)
         self.other = self.total - self.draft - self.verify
-        self.width = np.array([w for x in steps for w in x.width], dtype=int)
-        self.depth = np.array([d for m in self.measurements for d in depths_of(m)], dtype=int)
+        self.width = np.array([w for x, n in steps for w in x.width[:n]], dtype=int)
+        depths = zip(self.measurements, steps, strict=True)
+        self.depth = np.array([d for m, (_, n) in depths for d in depths_of(m)[:n]], dtype=int)
 
     @cached_property
     def statistics(self) -> Statistics:
@@ -69,7 +120,8 @@ class Timed:
     @cached_property
     def rounds(self) -> list[tuple[int, tuple[Round, ...]]]:
         """(prompt, rounds) of every row."""
-        return [(row.prompt, rounds_of(row)) for m in self.measurements for row in m.rows]
+        own = rounds_of if self.is_whole else ended_rounds
+        return [(row.prompt, own(row)) for m in self.measurements for row in m.rows]
 
     def counted(self, prompts: set[int] | None = None) -> Statistics:
         """Counts and rates, of these prompts' rows or of all."""
@@ -86,7 +138,10 @@ class Timed:
     @cached_property
     def group_seconds(self) -> dict[int, float]:
         """{group: median over runs of the seconds per token}."""
-        return {g: float(np.median([seconds_per_token(m) for m in ms])) for g, ms in self.by_group.items()}
+        return {g: float(np.median([self.per_token(m) for m in ms])) for g, ms in self.by_group.items()}
+
+    def per_token(self, measurement: Measurement) -> float:
+        return seconds_per_token(measurement, whole=self.is_whole)
 
     @cached_property
     def drafted(self) -> dict[int, int]:
@@ -100,7 +155,7 @@ class Timed:
         for m in self.measurements:
             for row in m.rows:
                 left = sum(row.committed)
-                for committed in row.committed:
+                for committed in row.committed[: None if self.is_whole else rounds_to_end(row)]:
                     count += left > 1
                     left -= committed
         return count
@@ -122,7 +177,8 @@ class Timed:
 
     @property
     def row_tokens(self) -> int:
-        return sum(max(sum(row.committed) for row in m.rows) for m in self.measurements)
+        of = (lambda row: sum(row.committed)) if self.is_whole else ended_tokens
+        return sum(max(of(row) for row in m.rows) for m in self.measurements)
 
 
 def median(values: Sequence[float] | np.ndarray) -> float | None:
@@ -132,3 +188,12 @@ def median(values: Sequence[float] | np.ndarray) -> float | None:
 def paired_ratios(baseline: Timed, arm: Timed) -> dict[int, float]:
     """{group: the baseline's time / the arm's}, of the groups that both measured."""
     return {g: baseline.group_seconds[g] / s for g, s in arm.group_seconds.items() if g in baseline.group_seconds}
+
+
+def texts_and_ends(bench: Bench) -> tuple[int, int]:
+    """(how many of the timed texts went on behind their end, how many texts): a text that several arms or runs wrote
+    is one."""
+    seen = {
+        (row.prompt, tuple(row.tokens)): passed_end(row) for m in bench.measurements if m.run >= 0 for row in m.rows
+    }
+    return sum(seen.values()), len(seen)

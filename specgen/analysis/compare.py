@@ -11,15 +11,22 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from specgen.analysis.columns import committed_tokens, decode_seconds, seconds_per_token
+from specgen.analysis.columns import (
+    committed_tokens,
+    decode_seconds,
+    ended_rounds,
+    seconds_per_token,
+    texts_and_ends,
+)
 from specgen.analysis.intervals import Interval, median_interval
+from specgen.analysis.verdict import ends_text
 from specgen.errors import UsageError
 from specgen.results.bench import Arm, Bench, Measurement, Prompt
 from specgen.rounds.statistics import ratio
 from specgen.settings import Mode
 
 # Of the settings, what says how long a text is or which, not how a token is drawn. End tokens and stop strings end
-# nothing while benching.
+# nothing while benching; where they say up to which token numbers are, a note does.
 FREE_SETTINGS = {"k", "seed", "sources", "max_new_tokens", "end_tokens", "stop"}
 
 
@@ -255,15 +262,15 @@ def _matched(a: Bench, b: Bench, arm: Arm, twin: Arm, prompts: dict[int, int]) -
 def _side(
     bench: Bench, arm: Arm, groups: dict[tuple[int, ...], list[Measurement]], chosen: Sequence[tuple[int, ...]]
 ) -> Side:
-    rows = [row for g in chosen for m in groups[g] for row in m.rows]
+    rounds = [r for g in chosen for m in groups[g] for row in m.rows for r in ended_rounds(row)]
     baseline = _groups(bench, arm.baseline) if arm.kind == "speculative" else {}
     against = [_time(baseline[g]) / _time(groups[g]) for g in chosen if g in baseline]
     return Side(
         arm.name,
         arm.profile,
         arm.engine,
-        alpha=ratio(sum(sum(r.accepted) for r in rows), sum(sum(r.tested) for r in rows)),
-        tau=ratio(sum(sum(r.committed) for r in rows), sum(len(r.committed) for r in rows)),
+        alpha=ratio(sum(r.accepted for r in rounds), sum(r.tested for r in rounds)),
+        tau=ratio(sum(len(r.committed) for r in rounds), len(rounds)),
         seconds_per_token=statistics.median(_time(groups[g]) for g in chosen),
         speedup=median_interval(against) if against else None,
     )
@@ -322,6 +329,9 @@ def _left_out(
         paired = {pair[side].name for pair in arms}
         if alone := [arm.name for arm in bench.arms if arm.name not in paired]:
             notes.append(f"arms in {name} alone: {_listed(alone)}")
+        passed, texts = texts_and_ends(bench)
+        if passed:
+            notes.append(f"{name}: {ends_text(passed, texts)}: its numbers are up to it")
     if len(prompts) < max(len(a.prompts), len(b.prompts)):
         notes.append(
             f"{len(prompts)} prompts in common, of {len(a.prompts)} and {len(b.prompts)}: all numbers are over those"

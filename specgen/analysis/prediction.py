@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
 from specgen.analysis.columns import Timed, median
 from specgen.analysis.tables import Predicted
 from specgen.results.bench import Bench, Costs
-from specgen.rounds.expected import ExpectedRounds, expected_rounds, pooled, predicted_speedup
+from specgen.rounds.costs import CallCosts, predicted_speedup
+from specgen.rounds.expected import ExpectedRounds, expected_rounds, pooled
 from specgen.settings import Mode
 
 LEAST_STEPS = 5  # of one width, for their median to be a price
 
 
 class View:
-    """A bench with what several tables need, computed once."""
+    """A bench with what several tables need, computed once. timed: of each arm, up to the ends of its texts, which is
+    what tables, verdict and predictions are of; whole: all that was timed, which is what calls are priced by."""
 
     def __init__(self, bench: Bench) -> None:
         self.bench = bench
         self.timed = {arm.name: Timed(bench, arm) for arm in bench.arms}
+        self.whole = {arm.name: Timed(bench, arm, whole=True) for arm in bench.arms}
         self._prices: dict[tuple[str, str, int], Prices] = {}
         self._expected: dict[tuple[str, int, int], Expected | None] = {}
 
@@ -44,63 +49,71 @@ def _costs(bench: Bench, profile: str, engine: str) -> Costs | None:
     return next((c for c in same if c.profile == profile), same[0] if same else None)
 
 
+def probed(costs: Costs) -> CallCosts:
+    """The calls of a stored probe, in seconds; a draft step that was not probed is free."""
+    return CallCosts(costs.target_s, costs.draft_s or 0.0)
+
+
 class Prices:
-    """What calls of one profile under one engine and batch cost in this bench, in seconds: medians of its own
-    timed steps where there are enough, the probe elsewhere."""
+    """What calls of one profile under one engine and batch cost in this bench, in seconds: medians of all its own
+    timed steps where there are enough, elsewhere the probe, scaled to the bench's own T(1)."""
 
     def __init__(self, view: View, profile: str, engine: str, batch: int) -> None:
         mine = [a for a in view.bench.arms if (a.engine, a.batch) == (engine, batch)]
-        self.drafted = {a.k: view.timed[a.name] for a in mine if a.kind == "speculative" and a.profile == profile}
+        self.drafted = {a.k: view.whole[a.name] for a in mine if a.kind == "speculative" and a.profile == profile}
         plain = [a for a in mine if a.kind == "plain"]
         own = [a for a in plain if any(t.arm.baseline == a.name for t in self.drafted.values())]
-        self.plain = view.timed[(own or plain)[0].name] if plain else None
+        self.plain = view.whole[(own or plain)[0].name] if plain else None
         self.costs = _costs(view.bench, profile, engine)
-        self.measured: dict[int, float] = {}
-        self._measure()
 
-    def _measure(self) -> None:
+    @cached_property
+    def measured(self) -> dict[int, float]:
+        """{tokens in a call: median seconds} of the widths that were called often enough."""
+        found: dict[int, float] = {}
         if self.plain is not None and (self.plain.width == 1).sum() >= LEAST_STEPS:
-            self.measured[1] = float(np.median(self.plain.verify[self.plain.width == 1]))
+            found[1] = float(np.median(self.plain.verify[self.plain.width == 1]))
         by_width: dict[int, list[float]] = {}
         for own in self.drafted.values():
             for width, seconds in zip(own.width.tolist(), own.verify.tolist(), strict=True):
                 by_width.setdefault(width, []).append(seconds)
         for width, times in by_width.items():
             if width > 1 and len(times) >= LEAST_STEPS:
-                self.measured[width] = float(np.median(times))
+                found[width] = float(np.median(times))
+        return found
+
+    @cached_property
+    def probe(self) -> CallCosts | None:
+        """The probe as it had been at the bench's own speed."""
+        if self.costs is None or not self.costs.target_s:
+            return None
+        found = probed(self.costs)
+        if not found.call(1):  # a clock too coarse for it
+            return None
+        return found.with_first(self.measured.get(1, found.call(1)))
+
+    @cached_property
+    def calls(self) -> CallCosts | None:
+        """T(w) alone: of the widths measured here and, of the others, of those probed; None where T(1) is unknown."""
+        target = {**(self.probe.target if self.probe else {}), **self.measured}
+        return CallCosts(target) if self.probe or 1 in target else None
 
     def call(self, width: int) -> float | None:
-        """A target call on so many tokens a row. The probed curve, where it stands in, is scaled to the T(1) of the
-        bench itself. None where neither knows."""
-        if width in self.measured:
-            return self.measured[width]
-        probed = self._probed(width)
-        first = self._probed(1)
-        if probed is None or first is None:
+        """A target call on so many tokens a row; None where nothing is known of single calls, or of wider ones."""
+        if self.calls is None or (width > 1 and self.calls.widest == 1):
             return None
-        return probed * self.measured.get(1, first) / first
-
-    def _probed(self, width: int) -> float | None:
-        curve = sorted(self.costs.target_s.items()) if self.costs else []
-        if not curve:
-            return None
-        (narrow, least), (wide, most) = curve[0], curve[-1]
-        if width > wide > narrow:  # beyond the probe: on along the line from end to end, since neighbours may jump
-            return most + (width - wide) * (most - least) / (wide - narrow)
-        return float(np.interp(width, [w for w, _ in curve], [s for _, s in curve]))
+        return self.calls.call(width)
 
     def nearest(self, k: int) -> Timed | None:
         return self.drafted[min(self.drafted, key=lambda j: (abs(j - k), j))] if self.drafted else None
 
     def draft(self, k: int) -> float:
-        """A drafting step: the arm's own, the probe's, the nearest arm's; 0 where nobody knows."""
-        own = self.drafted[k].draft_step if k in self.drafted else None
-        if own is None and self.costs is not None:
-            own = self.costs.draft_s
-        nearest = self.nearest(k)
-        if own is None and nearest is not None:
-            own = nearest.draft_step
-        return own or 0.0
+        """A drafting step: of the nearest arm that drafted, its own first; else the probe's, at the bench's speed as
+        its calls are; 0 where nobody knows."""
+        steps = {j: own.draft_step for j, own in self.drafted.items()}
+        for j in sorted(steps, key=lambda j: (abs(j - k), j)):
+            if (step := steps[j]) is not None:
+                return step
+        return self.probe.draft if self.probe else 0.0
 
     def other(self, k: int) -> float:
         nearest = self.nearest(k)
@@ -115,11 +128,17 @@ class Prices:
         first = self.call(1)
         return None if first is None else first + self.plain_other
 
+    def at(self, k: int) -> CallCosts | None:
+        """All that a round of k costs; None where no call on k + 1 tokens has a price."""
+        if self.calls is None or self.call(k + 1) is None:
+            return None
+        return dataclasses.replace(self.calls, draft=self.draft(k), other=self.other(k), plain_other=self.plain_other)
+
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """Expected rounds by the baseline's texts: of all rows together; of each group's slowest row, which is what a
-    group's calls number; of those together."""
+    """Expected rounds by the baseline's texts, each up to its end: of all rows together; of each group's slowest row,
+    which is what a group's calls number, with the tokens of the group's longest; of those together."""
 
     rows: ExpectedRounds
     groups: tuple[ExpectedRounds, ...]
@@ -131,7 +150,8 @@ class Expected:
 
 def _expected(view: View, profile: str, batch: int, k: int) -> Expected | None:
     """None without scores."""
-    scores = {(s.prompt, s.run): s.ratios for s in view.bench.scores if s.profile == profile and s.ratios}
+    own = (s for s in view.bench.scores if s.profile == profile and s.ratios)
+    scores = {(s.prompt, s.run): s.ratios[: s.end] for s in own}
     limit, known = view.bench.design.max_new_tokens, {}
     for ratios in {tuple(ratios) for ratios in scores.values()}:  # greedy runs repeat their text
         known[ratios] = _rounds_expected(ratios, k, limit)
@@ -144,7 +164,8 @@ def _expected(view: View, profile: str, batch: int, k: int) -> Expected | None:
         for run in sorted({run for _, run in texts}):
             rows = [texts[p, run] for p in prompts if (p, run) in texts]
             if len(rows) == len(prompts):
-                slowest.append(max(rows, key=lambda t: t.rounds))
+                longest = max(row.tokens for row in rows)  # rows with ends are not of one length
+                slowest.append(dataclasses.replace(max(rows, key=lambda t: t.rounds), tokens=longest))
         groups += [pooled(slowest)] if slowest else []
     return Expected(pooled(list(texts.values())), tuple(groups or texts.values()))
 
@@ -167,34 +188,23 @@ def _groups(view: View, batch: int) -> list[list[int]]:
 def predicted_at(view: View, profile: str, engine: str, batch: int, k: int) -> Predicted | None:
     if Mode(view.bench.sampling["mode"]).approximate:
         return None  # the texts of the baseline are not those that this mode writes
-    expected = view.expected(profile, batch, k)
-    prices = view.prices(profile, engine, batch)
-    calls = [prices.call(w) for w in range(1, k + 2)]
-    first, plain = prices.call(1), prices.plain_step
-    if expected is None or not first or plain is None:
+    expected, costs = view.expected(profile, batch, k), view.prices(profile, engine, batch).at(k)
+    if expected is None or costs is None or not costs.call(1):
         return None
-    relative = [
-        predicted_speedup(
-            group,
-            draft_cost=prices.draft(k) / first,
-            verify_cost=[(s or 0.0) / first for s in calls],
-            other_cost=prices.other(k) / first,
-        )
-        for group in expected.groups
-    ]
-    speedup = float(np.median(relative)) * plain / first  # as the measured one: the median over groups
+    # As the measured one: the median over groups.
+    speedup = float(np.median([predicted_speedup(group, costs) for group in expected.groups]))
     return Predicted(profile, engine, batch, k, expected.rows.tau, expected.rows.alpha, speedup)
 
 
-def predict(bench: Bench, profile: str, engine: str, batch: int) -> list[Predicted]:
-    """The predicted speedup at every candidate k, and at every k measured; from the baseline's texts and what calls
-    cost, so that a plain arm, its scores and the probe are enough."""
-    return _predict_all(View(bench), profile, engine, batch)
+def predict(bench: Bench, profile: str, engine: str, batch: int, max_k: int | None = None) -> list[Predicted]:
+    """The predicted speedup at every candidate k, and at every k measured; or at 1 … max_k. From the baseline's texts
+    and what calls cost, so that a plain arm, its scores and the probe are enough."""
+    return _predict_all(View(bench), profile, engine, batch, max_k)
 
 
-def _predict_all(view: View, profile: str, engine: str, batch: int) -> list[Predicted]:
+def _predict_all(view: View, profile: str, engine: str, batch: int, max_k: int | None = None) -> list[Predicted]:
     own = {a.k for a in view.bench.arms if (a.profile, a.engine, a.batch) == (profile, engine, batch)}
-    ks = sorted((own | set(view.bench.design.candidates)) - {0})
+    ks = sorted((own | set(view.bench.design.candidates)) - {0}) if max_k is None else range(1, max_k + 1)
     found = (predicted_at(view, profile, engine, batch, k) for k in ks)
     return [p for p in found if p is not None]
 

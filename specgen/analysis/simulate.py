@@ -8,17 +8,21 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from specgen.analysis.prediction import predict
-from specgen.analysis.stored import BARE, FREE, OWN, OWN_COSTS, Costs, Draft, Stored, chosen, costs_of
+from specgen.analysis.stored import BARE, FREE, OWN, OWN_COSTS, Draft, Stored, UnitCosts, chosen, costs_of
 from specgen.errors import UsageError
 from specgen.results.bench import Bench
-from specgen.rounds.expected import ExpectedRounds, best_k, expected_rounds, pooled, predicted_speedup
+from specgen.rounds.costs import CallCosts, break_even_draft, plain_time, predicted_speedup, speculative_time
+from specgen.rounds.expected import ExpectedRounds, best_k, expected_rounds, pooled
 
 MAX_K = 8
+
+
+SINGLE = "costs of single-token calls only: give --verify-cost 1,A,B,…"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +53,7 @@ class Simulation:
     tokens: int
     proposed: int
     limit: int | None
-    costs: Costs
+    costs: UnitCosts
     predictions: tuple[Predicted, ...]
 
     @property
@@ -79,17 +83,16 @@ class Simulation:
         return f"{short}; it would with c below {dearest.break_even_c:.4f} (at k = {dearest.k})"
 
 
-def simulate(draft: Draft, costs: Costs, max_k: int) -> Simulation:
+def simulate(draft: Draft, costs: UnitCosts, max_k: int) -> Simulation:
     """k = 1 … max_k over all texts together; of a bench the predicted speedup is the median over its prompts.
-    costs.c: not None; costs.verify: at least max_k + 1 entries, or None for flat calls."""
+    costs.c: not None; costs.verify: None for flat calls."""
     assert costs.c is not None
-    verify = costs.verify or (1.0,) * (max_k + 1)
-    predictions = []
+    calls, predictions = costs.calls, []
     for k in range(1, max_k + 1):
         texts = _expected(draft, k)
         groups = [pooled([texts[i] for i in group]) for group in draft.groups] or [pooled(texts)]
-        speedup = _median_speedup(groups, costs.c, verify, costs.other)
-        predictions.append(_counted(k, pooled(texts), speedup, _break_even(groups, verify, costs.other)))
+        speedup = statistics.median(predicted_speedup(e, calls) for e in groups)
+        predictions.append(_counted(k, pooled(texts), speedup, _break_even(groups, calls)))
     return _simulation(draft, costs, predictions)
 
 
@@ -97,7 +100,7 @@ def own_predictions(
     bench: Bench, draft: Draft, *, name: str, max_k: int | None, engine: str | None
 ) -> list[Simulation]:
     """The bench's own predictions of one profile, to the digit, one an engine, of its smallest batch. Raises
-    UsageError where it cannot predict, or not as far as max_k."""
+    UsageError where it cannot predict."""
     batch = min(arm.batch for arm in bench.arms)
     timed = {arm.engine for arm in bench.arms if arm.kind == "speculative" and arm.profile == draft.profile}
     probed = {c.engine for c in bench.costs if c.profile == draft.profile and c.draft_s is not None}
@@ -106,13 +109,12 @@ def own_predictions(
     for own in engines:
         if own not in timed | probed or engine not in (None, own):
             continue
-        predicted = [p for p in predict(bench, draft.profile, own, batch) if max_k is None or p.k <= max_k]
-        if max_k is not None and predicted and predicted[-1].k < max_k:
-            most = predicted[-1].k
-            raise UsageError(f"{name}: predicts k up to {most}: --max-k {most}, or give --c and --verify-cost")
+        predicted = predict(bench, draft.profile, own, batch, max_k)
         counted = [_counted(p.k, pooled(_expected(draft, p.k)), p.speedup, None) for p in predicted]
         if counted:
-            found.append(_simulation(draft, Costs(None, None, origin=OWN_COSTS, engine=own), counted))
+            found.append(_simulation(draft, UnitCosts(None, None, origin=OWN_COSTS, engine=own), counted))
+    if not found and timed | probed:
+        raise UsageError(f"{name}: {SINGLE}")
     if not found:
         raise UsageError(f"{name}: holds no cost of a draft step of {draft.profile}: give --c, and --verify-cost")
     return found
@@ -126,21 +128,15 @@ def _counted(k: int, e: ExpectedRounds, speedup: float, break_even: float | None
     return Predicted(k, e.tau, e.alpha, e.rounds, e.drafted, e.tested, e.accepted, speedup, break_even)
 
 
-def _simulation(draft: Draft, costs: Costs, predictions: Sequence[Predicted]) -> Simulation:
+def _simulation(draft: Draft, costs: UnitCosts, predictions: Sequence[Predicted]) -> Simulation:
     tokens = sum(len(t.ratios) for t in draft.texts)
     proposed = sum(sum(t.proposes) for t in draft.texts)
     return Simulation(draft.profile, len(draft.texts), tokens, proposed, draft.limit, costs, tuple(predictions))
 
 
-def _median_speedup(groups: Sequence[ExpectedRounds], c: float, verify: Sequence[float], other: float) -> float:
-    return statistics.median(
-        predicted_speedup(e, draft_cost=c, verify_cost=verify, other_cost=other, plain_other=other) for e in groups
-    )
-
-
-def _break_even(groups: Sequence[ExpectedRounds], verify: Sequence[float], other: float) -> float | None:
+def _break_even(groups: Sequence[ExpectedRounds], calls: CallCosts) -> float | None:
     """The c at which the median over groups is 1. None where no c makes it 1: groups without a draft decide."""
-    own = [_break_even_of(e, verify, other) for e in groups]
+    own = [break_even_draft(e, calls) for e in groups]
     known = sorted(c for c in own if c is not None)
     if not known:
         return None
@@ -149,33 +145,23 @@ def _break_even(groups: Sequence[ExpectedRounds], verify: Sequence[float], other
     low, high = known[0], known[-1]  # at the lower end no group's speedup is below 1, at the upper none above
     for _ in range(100):
         middle = (low + high) / 2
-        if _median_at(middle, groups, verify, other) > 1:
+        if _median_at(middle, groups, calls) > 1:
             low = middle
         else:
             high = middle
     return high
 
 
-def _median_at(c: float, groups: Sequence[ExpectedRounds], verify: Sequence[float], other: float) -> float:
-    """As `_median_speedup`; c may be below 0, and a group's time with it: as fast as can be."""
-    found = []
+def _median_at(c: float, groups: Sequence[ExpectedRounds], calls: CallCosts) -> float:
+    """The median speedup; c may be below 0, and a group's time with it: as fast as can be."""
+    found, free = [], replace(calls, draft=0.0)
     for e in groups:
-        plain = e.tokens * (1 + other)
-        free = plain / predicted_speedup(e, draft_cost=0.0, verify_cost=verify, other_cost=other, plain_other=other)
-        spent = free + c * e.drafted
-        found.append(plain / spent if spent > 0 else np.inf)
+        spent = speculative_time(e, free) + c * e.drafted
+        found.append(plain_time(e, calls) / spent if spent > 0 else np.inf)
     return float(np.median(found))
 
 
-def _break_even_of(e: ExpectedRounds, verify: Sequence[float], other: float) -> float | None:
-    if not e.drafted:
-        return None
-    plain = e.tokens * (1 + other)
-    free = plain / predicted_speedup(e, draft_cost=0.0, verify_cost=verify, other_cost=other, plain_other=other)
-    return (plain - free) / e.drafted
-
-
-def widest(costs: Sequence[Costs]) -> int | None:
+def widest(costs: Sequence[UnitCosts]) -> int | None:
     """The largest k whose call all these costs know; None where calls are flat."""
     known = [len(c.verify) - 1 for c in costs if c.verify is not None]
     return min(known, default=None)
@@ -211,6 +197,7 @@ def run(
         ]
         batch = min(arm.batch for arm in stored.bench.arms)
         notes.append(OWN + (f", batch {batch}" if batch > 1 else ""))
+        notes += _unmeasured(widest([costs for draft in drafts for costs in draft.costs]), max_k or 0)
     else:
         found, more = _priced(stored, drafts, c, verify, other or 0.0, max_k, engine)
         notes += more
@@ -241,15 +228,12 @@ def _priced(
     ]
     most, notes = widest([costs for _, costs in pairs]), []
     if most == 0:
-        raise UsageError(f"{stored.name}: costs of single-token calls only: give --verify-cost 1,A,B,…")
-    if max_k is not None and most is not None and most < max_k:
-        raise UsageError(
-            f"{stored.name}: costs of calls on 1 to {most + 1} tokens only: --max-k {most}, or give --verify-cost"
-        )
+        raise UsageError(f"{stored.name}: {SINGLE}")
     if max_k is None and most is not None and most < MAX_K:
         notes.append(f"k up to {most}: the costs go no further (--verify-cost)")
     top = max_k or (MAX_K if most is None else min(most, MAX_K))
     found = [simulate(draft, costs, top) for draft, costs in pairs]
+    notes += _unmeasured(most, top)
     if stored.bench is not None:
         prompts = max(len(draft.groups) for draft in drafts)
         over = f"; the median over {prompts} prompts, as the bench takes it" if prompts > 1 else ""
@@ -259,6 +243,13 @@ def _priced(
     if not other:
         notes.append(BARE)
     return found, notes
+
+
+def _unmeasured(most: int | None, top: int) -> list[str]:
+    """A note where k goes further than the costs known."""
+    if most is None or most >= top:
+        return []
+    return [f"calls on more than {most + 1} tokens were not measured: priced along the line through the two widest"]
 
 
 def _cheap_calls(simulation: Simulation, drafts: Sequence[Draft]) -> list[str]:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
+from specgen.analysis.prediction import probed
+from specgen.analysis.verdict import ends_text
 from specgen.errors import UsageError
-from specgen.results.bench import Bench
+from specgen.results.bench import Bench, Costs
 from specgen.results.files import parse_bench, read
 from specgen.results.overlap import INDICATIVE, OverlapFile, Ratios, RunFile, RunResult, whole_part
+from specgen.rounds.costs import CallCosts
 from specgen.settings import Mode
 
 KINDS = ("run", "bench", "overlap")
@@ -44,7 +45,7 @@ class Text:
 
 
 @dataclass(frozen=True, slots=True)
-class Costs:
+class UnitCosts:
     """In units of a single-token target call. c: of a draft step. verify: of calls on 1, 2, … tokens, None where
     nobody measured them. other: of the rest of a round, speculative or plain. origin: where they are from. engine:
     whose they are. Of a bench's own prediction, whose prices are in seconds and by k, c and verify are None."""
@@ -54,6 +55,11 @@ class Costs:
     other: float = 0.0
     origin: str = "given"
     engine: str | None = None
+
+    @property
+    def calls(self) -> CallCosts:
+        """Flat where nobody measured calls on several tokens."""
+        return CallCosts(dict(enumerate(self.verify or (1.0,), 1)), self.c or 0.0, self.other, self.other)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +73,7 @@ class Draft:
     profile: str
     texts: tuple[Text, ...]
     limit: int | None
-    costs: tuple[Costs, ...]
+    costs: tuple[UnitCosts, ...]
     groups: tuple[tuple[int, ...], ...] = ()
 
 
@@ -104,7 +110,7 @@ def _run(data: dict[str, Any], name: str) -> tuple[list[Draft], list[str]]:
     if not any(t.ratios for t in texts):
         raise UsageError(f"{name}: holds no generated token")
     measured = [r.cost.c for r in run.results if r.cost is not None]
-    costs = (Costs(statistics.median(measured), None, origin="the run's"),) if measured else ()
+    costs = (UnitCosts(statistics.median(measured), None, origin="the run's"),) if measured else ()
     profile = run.profile.name or "the run's profile"
     return [Draft(profile, _nonempty(texts), run.sampling.max_new_tokens, costs)], []
 
@@ -134,7 +140,7 @@ def _overlap(data: dict[str, Any], name: str) -> tuple[list[Draft], list[str]]:
     texts = [Text.of(r.positions.ratio) for r in found.results]
     if not any(t.ratios for t in texts):
         raise UsageError(f"{name}: holds no scored token")
-    costs = Costs(found.costs.c, tuple(found.costs.verify), origin="the file's")
+    costs = UnitCosts(found.costs.c, tuple(found.costs.verify), origin="the file's")
     profile = found.profile.name or "the overlap's profile"
     notes = [INDICATIVE] if found.own is None else []
     return [Draft(profile, _nonempty(texts), found.own, (costs,))], notes
@@ -154,26 +160,31 @@ def _bench(bench: Bench, name: str) -> tuple[list[Draft], list[str]]:
         for i, score in enumerate(scores):
             groups.setdefault(score.prompt, []).append(i)
         costs = [
-            Costs(c.draft_s / c.target_s[1], _curve(c.target_s), origin="the file's probe", engine=c.engine)
+            _of_probe(c)
             for c in bench.costs
             if c.profile == profile and c.draft_s is not None and 1 in c.target_s and min(c.target_s.values()) > 0
         ]
-        texts = tuple(Text.of([None if r is None else min(r, 1.0) for r in score.ratios]) for score in scores)
+        texts = tuple(
+            Text.of([None if r is None else min(r, 1.0) for r in score.ratios[: score.end]]) for score in scores
+        )
         limit = max(bench.design.max_new_tokens, *(len(t.ratios) for t in texts))
         drafts.append(Draft(profile, texts, limit, tuple(costs), tuple(map(tuple, groups.values()))))
     notes = ["mode greedy: a ratio is 1 where the draft's argmax is the target's, else 0"] * (mode == Mode.GREEDY)
+    ends = {(s.prompt, s.run): s.end is not None and s.end < len(s.ratios) for s in bench.scores if s.ratios}
+    if passed := sum(ends.values()):
+        notes.append(f"{ends_text(passed, len(ends))}, since nothing ends a text while timing: they count up to it")
     return drafts, notes
+
+
+def _of_probe(costs: Costs) -> UnitCosts:
+    """Up to the widest call probed, every width."""
+    own = probed(costs).with_first()
+    verify = tuple(own.call(w) for w in range(1, own.widest + 1))
+    return UnitCosts(own.draft, verify, origin="the file's probe", engine=costs.engine)
 
 
 def _nonempty(texts: Sequence[Text]) -> tuple[Text, ...]:
     return tuple(t for t in texts if t.ratios)
-
-
-def _curve(target_s: Mapping[int, float]) -> tuple[float, ...]:
-    """Relative costs of calls on 1, 2, … tokens up to the widest measured, by straight lines between those."""
-    widths = sorted(target_s)
-    seconds = np.interp(range(1, widths[-1] + 1), widths, [target_s[w] for w in widths])
-    return tuple(float(s / target_s[1]) for s in seconds)
 
 
 def chosen(stored: Stored, profile: str | None) -> tuple[Draft, ...]:
@@ -187,16 +198,16 @@ def chosen(stored: Stored, profile: str | None) -> tuple[Draft, ...]:
 
 def costs_of(
     draft: Draft, *, name: str, c: float | None, verify: Sequence[float] | None, other: float = 0.0
-) -> list[Costs]:
+) -> list[UnitCosts]:
     """The costs to simulate with: those given, else the file's own. With c alone, calls are taken to be flat: the
     file's curve belongs to the file's machine. Raises UsageError where there are none."""
     given = None if verify is None else tuple(verify)
     if c is not None:
-        return [Costs(c, given, other)]
+        return [UnitCosts(c, given, other)]
     if not draft.costs:
         raise UsageError(f"{name}: holds no cost of a draft step of {draft.profile}: give --c, and --verify-cost")
     found = []
     for own in draft.costs:
         origin = own.origin if given is None else f"c: {own.origin}, calls: given"
-        found.append(Costs(own.c, given or own.verify, other, origin, own.engine))
+        found.append(UnitCosts(own.c, given or own.verify, other, origin, own.engine))
     return found

@@ -116,7 +116,8 @@ class Verdict:
 @dataclass(frozen=True, slots=True)
 class Analysis:
     """Everything the tables show. identical: {arm: (texts equal to the baseline's, texts compared)}, for the modes
-    that promise the same text."""
+    that promise the same text. passed_end: (texts that went on behind their end, all texts): rates, times, speedups
+    and predictions are up to it."""
 
     arms: tuple[ArmRow, ...]
     positions: tuple[PositionRow, ...]
@@ -126,3 +127,4 @@ class Analysis:
     verdict: Verdict
     warnings: tuple[str, ...]
     identical: dict[str, tuple[int, int]]
+    passed_end: tuple[int, int]

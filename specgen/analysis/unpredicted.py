@@ -9,6 +9,7 @@ import numpy as np
 from specgen.analysis.prediction import View
 from specgen.analysis.tables import ArmRow
 from specgen.analysis.verdict import ms_text
+from specgen.rounds.costs import speculative_time
 
 
 def why_not_as_predicted(view: View, row: ArmRow) -> str:
@@ -19,16 +20,18 @@ def why_not_as_predicted(view: View, row: ArmRow) -> str:
                            / (1 + what counts, calls, drafting and the rest add to the predicted time).
     """
     own, prices = view.timed[row.name], view.prices(row.profile, row.engine, row.batch)
-    expected = view.expected(row.profile, row.batch, row.k)
-    if expected is None or prices.plain is None or not prices.plain_step or not row.speedup or not row.ratio:
+    expected, costs = view.expected(row.profile, row.batch, row.k), prices.at(row.k)
+    if expected is None or costs is None or prices.plain is None or not prices.plain_step:
         return "for want of scores the data do not show why"
-    counts, tokens, rounds, steps = expected.together, own.row_tokens, len(own.width), int(own.depth.sum())
-    draft, other = prices.draft(row.k), prices.other(row.k)
-    calls = {w: prices.call(w) or 0.0 for w in {*range(1, row.k + 2), *own.width.tolist()}}
+    if not row.speedup or not row.ratio:
+        return "for want of scores the data do not show why"
+    tokens, rounds, steps = own.row_tokens, len(own.width), int(own.depth.sum())
+    counts, draft, other = expected.together, costs.draft, costs.other
+    calls = {w: costs.call(w) for w in own.width.tolist()}
     priced = np.array([calls[w] for w in own.width.tolist()])
-    predicted_calls = sum(n * calls[m + 1] for m, n in enumerate(counts.lengths))
-    predicted = (predicted_calls + counts.rounds * other + counts.drafted * draft) / counts.tokens
-    plain, together = prices.plain.per_row_token, prices.plain.per_row_token / own.per_row_token
+    predicted = speculative_time(counts, costs) / counts.tokens
+    plain = view.timed[prices.plain.arm.name].per_row_token
+    together = plain / own.per_row_token
     as_predicted = prices.plain_step / predicted
 
     def added(seconds: float) -> float:

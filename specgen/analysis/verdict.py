@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from specgen.analysis.columns import Timed
+from specgen.analysis.columns import Timed, paired_ratios, texts_and_ends
 from specgen.analysis.intervals import Interval, interval_text
 from specgen.analysis.prediction import LEAST_STEPS, Prices, View
 from specgen.analysis.tables import ArmRow, Verdict
@@ -35,7 +35,7 @@ def verdict_of(view: View, arms: Sequence[ArmRow]) -> Verdict:
     text = f"{_subject(row, found)}{among} {_state(speedup, row.batch)}"
     if reasons:
         text += ": " + ", or ".join(reasons[:2])
-    sentences = [f"{text}{beyond}.", *_by_batch(found, row.batch), *_fastest(arms)]
+    sentences = [f"{text}{beyond}.", *_by_batch(found, row.batch), *_fastest(arms), *_behind_ends(view, row)]
     return Verdict(" ".join(sentences), pays(speedup), row.name, speedup, reasons)
 
 
@@ -106,6 +106,21 @@ def _fastest(arms: Sequence[ArmRow]) -> Iterable[str]:
             if here:
                 row = max(here, key=lambda r: r.tokens_per_second or 0.0)
                 yield f"Fastest at B = {batch}: {row.name} with {row.tokens_per_second:.1f} tokens/s."
+
+
+def _behind_ends(view: View, row: ArmRow) -> Iterable[str]:
+    """Nothing ends a text while timing: how many went on, and the speedup with what they went on with."""
+    passed, texts = texts_and_ends(view.bench)
+    if not passed:
+        return
+    whole = view.whole[row.name]
+    ratios = paired_ratios(view.whole[whole.arm.baseline], whole)
+    beyond = f"; behind it too, the speedup of {row.name} is {np.median(list(ratios.values())):.2f}" if ratios else ""
+    yield f"{ends_text(passed, texts)}: α, τ and speedup are up to it{beyond}."
+
+
+def ends_text(passed: int, texts: int) -> str:
+    return f"{passed} of {texts} text{'s' * (texts != 1)} passed {'their' if texts != 1 else 'its'} end"
 
 
 def rounds_tau(alpha: float, drafted: Mapping[int, int]) -> float:

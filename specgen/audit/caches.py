@@ -15,7 +15,7 @@ from specgen.sampling.randomness import Uniforms
 
 
 class CacheProbe:
-    """After each round of one row one more call of either side, with its cache; in the end all of them from scratch."""
+    """After each round of a row one more call of either side, with its cache; in the end all of them from scratch."""
 
     def __init__(self, target: LanguageModel, drafter: Drafter, uniforms: Uniforms) -> None:
         self.models = {"target": target} | ({} if drafter.model is None else {"draft": drafter.model})

@@ -52,8 +52,8 @@ class Distance:
 
 
 def check(subject: Subject, deadline: float) -> Finding:
-    """The target's rows are compared on the very logits that verification saw; the draft's on logits of its own model,
-    which in batches and captured graphs come from calls of another kind."""
+    """The target's rows are compared on the very logits that verification saw; the draft's on logits of its own
+    model, which in batches and captured graphs come from calls of another kind."""
     target, drafter = memoised(subject)
     rows = PlainRows(target, drafter, subject.processors)
     chain = subject.pair.processors.chain

@@ -1,7 +1,8 @@
 """Sessions → a bench: arms through the schedule, the baseline's texts scored, the costs of calls probed.
 
 Nothing is computed here that the stored result does not allow to compute again: tables and verdict are
-`analysis.py`'s. While timing, nothing ends a text but max_new_tokens, so that all arms do the same length.
+`analysis.py`'s. While timing, nothing ends a text but max_new_tokens, so that all arms do the same length; where an
+end lies is kept, and what the analysis rests on is up to it.
 """
 
 from __future__ import annotations
@@ -16,23 +17,23 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from specgen.bench.costs import FULL_WIDTHS, UNPREDICTED, bytes_of
+from specgen.analysis.prediction import probed
 from specgen.bench.divergence import margins_at
 from specgen.bench.schedule import WARM_UP, Job, promising, schedule, turns
 from specgen.bench.subjects import (
     CANDIDATES,
+    UNPREDICTED,
     check_sessions,
     checkpoints_of,
-    device_of,
     engine_of,
     measured_batch,
     measured_one,
 )
 from specgen.decoding.generation import Generation
 from specgen.decoding.pair import Pair
-from specgen.decoding.probe import PROBE_PREFIX, measure_costs
+from specgen.decoding.probe import PROBE_PREFIX, all_widths, probe
 from specgen.decoding.self_check import drift_bound
-from specgen.drafting.checkpoint import ModelDrafter
+from specgen.decoding.text import TextStream
 from specgen.errors import UsageError
 from specgen.machine.environment import describe
 from specgen.machine.memory import copy_bandwidth
@@ -41,7 +42,8 @@ from specgen.profiles.effective import merged_settings
 from specgen.results.bench import Arm, Bench, Costs, Design, Divergence, Measurement, Prompt, Row, Score
 from specgen.results.document import plain_data
 from specgen.results.files import SCHEMA_VERSION
-from specgen.rounds.expected import expected_rounds, predicted_speedup
+from specgen.rounds.costs import CallCosts, predicted_speedup
+from specgen.rounds.expected import expected_rounds
 from specgen.rounds.record import Round
 from specgen.session import Session
 from specgen.settings import Mode
@@ -223,18 +225,18 @@ class _Runner:
         return [promising(self._predicted(session)) for session in self.sessions]
 
     def _predicted(self, session: Session) -> dict[int, float]:
-        """Predicted speedup by k, from the probed costs alone: the median over the texts, as what is measured."""
+        """Predicted speedup by k, from the probed costs alone: the median over the texts, each up to its end."""
         costs = next(c for c in self.costs if (c.profile, c.engine) == (session.profile.name, engine_of(session)))
-        texts = [s.ratios for s in self.scores if s.profile == session.profile.name]
-        unit, found = costs.target_s[1], {}
-        verify = [costs.target_s[w] / unit if unit else 1.0 for w in range(1, max(self.candidates) + 2)]
-        for k in self.candidates:
-            rounds = [expected_rounds(ratios, k, limit=self.max_new_tokens) for ratios in texts]
-            draft = (costs.draft_s or 0.0) / unit if unit else 0.0
-            found[k] = statistics.median(
-                predicted_speedup(text, draft_cost=draft, verify_cost=verify) for text in rounds
+        texts = [s.ratios[: s.end] for s in self.scores if s.profile == session.profile.name]
+        calls = probed(costs)
+        if not calls.call(1):  # a clock too coarse for it
+            calls = CallCosts({1: 1.0})
+        return {
+            k: statistics.median(
+                predicted_speedup(expected_rounds(ratios, k, limit=self.max_new_tokens), calls) for ratios in texts
             )
-        return found
+            for k in self.candidates
+        }
 
     def _name_arms(self, chosen: Sequence[Sequence[int]]) -> None:
         """A plain arm an engine and batch size, a speculative one for each profile and k besides."""
@@ -294,9 +296,18 @@ class _Runner:
                 first_s=prefill_s + steps.total_s[0],
                 load=load,
                 steps=steps,
-                rows=[_row(prompt, own, r) for (prompt, _), own, r in zip(job.members, seeds, rounds, strict=True)],
+                rows=[
+                    _row(prompt, own, r, self._end([t for x in r for t in x.tokens]))
+                    for (prompt, _), own, r in zip(job.members, seeds, rounds, strict=True)
+                ],
             )
         )
+
+    def _end(self, tokens: Sequence[int]) -> int | None:
+        """The tokens up to and with the one that an end token or a stop string ends the text with; None without."""
+        pair, sampling = self.first.pair, self.first.sampling
+        stream = TextStream(pair.tokenizer, sampling.end_tokens, sampling.stop)
+        return next((n for n, token in enumerate(tokens, 1) if stream(token) is not None), None)
 
     def _keep(self, prompts: Sequence[int], runs: int) -> None:
         """Drops what was measured of prompts that the budget left out and of a run that was not finished."""
@@ -333,21 +344,21 @@ class _Runner:
             text = self._probe_text()
             if session.context is not None and len(text) + most > session.context:
                 text = text[: max(1, session.context - most)]
-            widths = [w for w in (*range(1, FULL_WIDTHS + 1), 17, 33) if w <= most] + [most + 1]
             session.pair.hold.take(None)
-            found = measure_costs(session.pair, text, most, widths=sorted(set(widths)))
-            device = device_of(session)
+            found = probe(session.pair, text, all_widths(most))
+            device = target.device
             if str(device) not in bandwidth:
                 bandwidth[str(device)] = copy_bandwidth(device, session.pair.clock)
             drafter = session.pair.drafter
-            whole, small = bytes_of(target), bytes_of(drafter.model if isinstance(drafter, ModelDrafter) else None)
+            model = None if drafter is None else drafter.model
+            whole, small = target.bytes_read, (0, 0) if model is None else model.bytes_read
             self.costs.append(
                 Costs(
                     profile=session.profile.name,
                     engine=engine_of(session),
                     context=len(text) - 1,
-                    draft_s=found.draft_s,
-                    target_s=dict(found.target_s or {}),
+                    draft_s=found.draft,
+                    target_s=dict(found.target),
                     target_bytes=whole[0],
                     target_bytes_a_token=whole[1],
                     draft_bytes=small[0],
@@ -388,7 +399,8 @@ class _Runner:
                     coupled=pair.sampling.mode is Mode.COUPLED,
                 )
                 ratios = found.positions()["ratio"]
-                self.scores.append(Score(profile=name, prompt=at, run=run, ratios=ratios))
+                end = self._end(self.texts[at, run])
+                self.scores.append(Score(profile=name, prompt=at, run=run, ratios=ratios, end=end))
 
     def _compare(self) -> None:
         """Greedy only: every speculative text against the baseline's of the same prompt, run and seed."""
@@ -437,7 +449,7 @@ class _Runner:
             profiles={s.profile.name: merged_settings(s.profile) for s in self.sessions},
             checkpoints=checkpoints_of(self.sessions),
             dtype=str(self.first.pair.dtype).removeprefix("torch."),
-            device=str(device_of(self.first)),
+            device=str(self.first.pair.target.device),
             environment=before,
             environment_after=describe(),
             design=design,
@@ -458,7 +470,7 @@ def _pieces(tokenizer: Any, ids: Sequence[int]) -> dict[int, str]:
     return {i: tokenizer.decode([i], skip_special_tokens=False, clean_up_tokenization_spaces=False) for i in ids}
 
 
-def _row(prompt: int, seed: int, rounds: Sequence[Round]) -> Row:
+def _row(prompt: int, seed: int, rounds: Sequence[Round], end: int | None) -> Row:
     def chained(parts: Iterable[Iterable[float]]) -> list[float]:
         return list(itertools.chain.from_iterable(parts))
 
@@ -475,4 +487,5 @@ def _row(prompt: int, seed: int, rounds: Sequence[Round]) -> Row:
         overlaps=chained(r.overlaps for r in rounds),
         expected=chained(r.expected for r in rounds),
         biases=chained(r.biases for r in rounds),
+        end=end,
     )

@@ -6,8 +6,6 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import torch
-
 from specgen.decoding.generation import Generation
 from specgen.decoding.pair import Pair
 from specgen.errors import UsageError
@@ -17,11 +15,12 @@ from specgen.rounds.record import Round
 from specgen.session import Session
 
 CANDIDATES = range(1, 9)  # of --k auto
+UNPREDICTED = (2, 4, 8)  # what auto times where nothing predicts
 
 
 def engine_of(session: Session) -> str:
     """The engine that the target's calls really run under."""
-    return str(getattr(session.pair.target, "engine", "eager"))
+    return session.pair.target.engine
 
 
 def check_sessions(sessions: Sequence[Session]) -> None:
@@ -111,7 +110,3 @@ def measured_batch(pair: Pair, arm: Arm, prompts: Sequence[list[int]], seeds: Se
     )
     rounds = [[s.rounds[row] for s in done if row in s.rounds] for row in range(len(prompts))]
     return generation.prefill_s, steps, rounds
-
-
-def device_of(session: Session) -> torch.device:
-    return getattr(session.pair.target, "device", torch.device("cpu"))

@@ -94,9 +94,9 @@ def overlap(
             raise UsageError(f"profile {settings.name} has no draft: name one with --draft")
 
         session = load_quietly(settings, plain=False, quiet=quiet)
-        from specgen.decoding.probe import Costs
+        from specgen.overlap.predict import UnitCosts
 
-        costs = None if c is None else Costs(c, tuple(given or [1.0] * (max_k + 1)))
+        costs = None if c is None else UnitCosts(c, tuple(given or [1.0] * (max_k + 1)))
         with _progress(quiet) as progress:
             report = analyse(
                 session, prompts, own=own, max_k=max_k, costs=costs, verify_cost=given, progress=progress

@@ -15,7 +15,7 @@ def executor_for(
     """The executor, and why it is not the one that the engine asks for, where it is not.
 
     rows: of a batch; None, or 1, for a single prompt in the models' own caches. longest: tokens of the longest
-    prompt, for which the captured loop makes room and graphs. Raises UsageError where there is no batch of such models.
+    prompt, for which the captured loop makes room and graphs. Raises UsageError where such models have no batch.
     """
     drafter = None if plain else pair.drafter
     note = None

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-
-import torch
+from collections.abc import Iterator, Sequence
 
 from specgen.decoding.captured.loop import GraphLoop
 from specgen.decoding.executors import executor_for
 from specgen.decoding.loop import rounds_of, steps
 from specgen.decoding.pair import Pair
+from specgen.decoding.probe import probe_here
 from specgen.decoding.self_check import CheckResult, SelfCheck, drift_bound, edge_fraction, not_applicable
 from specgen.decoding.text import TextStream
 from specgen.drafting.drafter import Row
-from specgen.machine.clocks import interleaved_medians, untimed
+from specgen.machine.clocks import untimed
 from specgen.rounds.record import Ended, Finish, Round
 from specgen.rounds.statistics import Statistics, summarise
 from specgen.sampling.randomness import Uniforms, prompt_digest
@@ -139,20 +138,7 @@ class Generation:
         if self.drafter is None or not self.rounds:
             return None
         self.pair.hold.check(self)
-        target, drafter, text = self.pair.target, self.drafter, [*self.prompt, *self.tokens]
-
-        def target_step() -> None:
-            cached = target.lengths[0]
-            target.forward(torch.tensor([text[cached:]]), 1)
-            target.rollback([target.lengths[0] - cached])
-
-        def draft_step() -> None:
-            drafter.propose(text, 1, len(self.rounds), self.uniforms)
-            drafter.rollback(max(0, drafter.cached - (len(text) - 1)))
-
-        steps: dict[str, Callable[[], object]] = {"target_s": target_step, "draft_s": draft_step}
-        if self._loop is not None:
-            probes = self._loop.probes(text, [1])
-            steps |= {"target_s": probes["1"], "draft_s": probes.get("draft", draft_step)}
-        medians = interleaved_medians(steps, self.pair.clock, repeats=repeats)
-        return {**medians, "c": medians["draft_s"] / medians["target_s"]}
+        text = [*self.prompt, *self.tokens]
+        captured = {} if self._loop is None else self._loop.probes(text, [1])
+        found = probe_here(self.pair, text, [1], self.uniforms, captured=captured, repeats=repeats)
+        return {"target_s": found.call(1), "draft_s": found.draft, "c": found.with_first().draft}

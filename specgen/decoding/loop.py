@@ -77,9 +77,9 @@ class Executor(Protocol):
         ...
 
     def peek(self, row: int, text: Sequence[int]) -> Iterator[tuple[str, int, Tensor | None]]:
-        """For audits: of each model ("target", "draft") how many tokens of the row's text it has cached, and, computed
-        with its cache and leaving that as it was, the logits [V] that follow the text; None where more is cached than
-        may be."""
+        """For audits: of each model ("target", "draft") how many tokens of the row's text it has cached, and the
+        logits [V] that follow the text, computed with its cache and leaving that as it was; None where more is cached
+        than may be."""
         ...
 
     def drafter_of(self, row: int) -> Drafter | None:

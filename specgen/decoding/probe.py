@@ -1,4 +1,4 @@
-"""What a draft step and a target call cost, measured apart from any text."""
+"""What a draft step and target calls cost: the one probe of run, overlap and bench, apart from any timed text."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 import torch
 
@@ -15,66 +14,83 @@ from specgen.decoding.eager import start as prefill_both
 from specgen.decoding.pair import Pair
 from specgen.errors import CaptureError
 from specgen.machine.clocks import interleaved_medians
-from specgen.rounds.expected import interpolated
-from specgen.sampling.randomness import KeyedUniforms, prompt_digest
+from specgen.rounds.costs import CallCosts
+from specgen.sampling.randomness import Uniforms, prompt_digest
+
+Step = Callable[[], object]
+
 
 PROBE_PREFIX = 256  # tokens before the calls whose cost is measured
 
 
-@dataclass(frozen=True, slots=True)
-class Costs:
-    """c, and [k+1] costs of calls on 1, 2, … tokens, in units of a single-token target call; seconds as measured."""
-
-    c: float
-    verify: tuple[float, ...]
-    draft_s: float | None = None
-    target_s: Mapping[int, float] | None = None  # by the number of tokens in the call
+FULL_WIDTHS = 9  # every width up to this is probed where a bench asks, then every other power of two
 
 
-def measure_costs(
+def few_widths(max_k: int) -> list[int]:
+    """1, max_k + 1 and some between them, for a rough curve."""
+    return sorted({w for w in (1, 2, 3, 5, 9, 17, 33) if w <= max_k} | {max_k + 1})
+
+
+def all_widths(max_k: int) -> list[int]:
+    """The same with every width of the usual k."""
+    return sorted({w for w in (*range(1, FULL_WIDTHS + 1), 17, 33) if w <= max_k} | {max_k + 1})
+
+
+def probe(
+    pair: Pair, tokens: Sequence[int], widths: Sequence[int], *, context: int | None = None, repeats: int = 9
+) -> CallCosts:
+    """A short interleaved probe behind the text's beginning, in seconds: a draft step, and target calls on `widths`
+    tokens. Starts both sides anew.
+
+    Raises ValueError where the context does not hold the widest call behind one token.
+    """
+    most = max(widths)
+    room = PROBE_PREFIX if context is None else min(PROBE_PREFIX, context - most)
+    prefix = list(tokens[:room]) if room >= 1 else []
+    if not prefix:
+        raise ValueError(f"a context of {context} tokens has no room for k = {most - 1}")
+    assert pair.drafter is not None
+    uniforms = pair.uniforms(pair.sampling.seed, prompt_digest(prefix))
+    prefill_both(pair.target, pair.drafter, prefix)
+    captured: Mapping[str, Step] = {}
+    if pair.target.engine == "graph":
+        with contextlib.suppress(CaptureError):  # such a pair is run by the eager loop
+            wide = dataclasses.replace(pair, sampling=dataclasses.replace(pair.sampling, k=most - 1))
+            captured = loop_for(wide).probes(prefix, widths)
+    return probe_here(pair, prefix, widths, uniforms, feed=tokens, captured=captured, repeats=repeats)
+
+
+def probe_here(
     pair: Pair,
-    tokens: Sequence[int],
-    max_k: int,
+    text: Sequence[int],
+    widths: Sequence[int],
+    uniforms: Uniforms,
     *,
-    context: int | None = None,
+    feed: Sequence[int] = (),
+    captured: Mapping[str, Step] | None = None,
     repeats: int = 9,
-    widths: Sequence[int] | None = None,
-) -> Costs:
-    """A short interleaved probe behind the text's beginning: a draft step, and target calls on 1 … max_k + 1 tokens.
+) -> CallCosts:
+    """The same at the end of a text that both sides have been taken through, to which both are rolled back.
 
-    widths: the numbers of tokens called with, 1 and max_k + 1 among them; a few of them where not given.
-    Raises ValueError where the context does not hold max_k + 1 tokens more than one. Starts both sides anew.
+    feed: what the wider calls are made on, over and over; the text's own tokens where it is empty. captured: steps
+    that stand in for the eager ones, "draft" and each width by its number.
     """
     target, drafter = pair.target, pair.drafter
     assert drafter is not None
-    room = PROBE_PREFIX if context is None else min(PROBE_PREFIX, context - max_k - 1)
-    prefix = list(tokens[:room]) if room >= 1 else []
-    if not prefix:
-        raise ValueError(f"a context of {context} tokens has no room for k = {max_k}")
-    feed = list(itertools.islice(itertools.cycle(tokens), max_k))
-    uniforms = KeyedUniforms(pair.sampling.seed, prompt_digest(prefix))
-    prefill_both(target, drafter, prefix)
+    text, behind = list(text), list(itertools.islice(itertools.cycle(feed or text), max(widths) - 1))
 
     def draft_step() -> None:
-        drafter.propose(prefix, 1, 0, uniforms)
-        drafter.rollback(max(0, drafter.cached - (len(prefix) - 1)))
+        drafter.propose(text, 1, 0, uniforms)
+        drafter.rollback(max(0, drafter.cached - (len(text) - 1)))
 
-    def call(width: int) -> Callable[[], None]:
+    def call(width: int) -> Step:
         def step() -> None:
-            target.forward(torch.tensor([[prefix[-1], *feed[: width - 1]]]), width)
-            target.rollback([width])
+            fed = [*text[target.lengths[0] :], *behind[: width - 1]]
+            target.forward(torch.tensor([fed]), width)
+            target.rollback([len(fed)])
 
         return step
 
-    if widths is None:
-        widths = sorted({w for w in (1, 2, 3, 5, 9, 17, 33) if w <= max_k} | {max_k + 1})
-    steps: dict[str, Callable[[], object]] = {"draft": draft_step, **{str(w): call(w) for w in widths}}
-    if target.engine == "graph":
-        with contextlib.suppress(CaptureError):  # such a pair is run by the eager loop
-            wide = dataclasses.replace(pair, sampling=dataclasses.replace(pair.sampling, k=max_k))
-            steps |= loop_for(wide).probes(prefix, widths)
+    steps: dict[str, Step] = {"draft": draft_step, **{str(w): call(w) for w in widths}, **(captured or {})}
     medians = interleaved_medians(steps, pair.clock, repeats=repeats)
-    target_s = {w: medians[str(w)] for w in widths}
-    unit = target_s[1]
-    verify = interpolated({w: s / unit for w, s in target_s.items()}, max_k + 1)
-    return Costs(medians["draft"] / unit, tuple(verify), medians["draft"], target_s)
+    return CallCosts({w: medians[str(w)] for w in widths}, medians["draft"])

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from specgen.drafting.drafter import Drafter, Ingredients, Proposal, Row, RowsDrafter
 from specgen.models.protocol import LanguageModel, RowsModel, padded, prefill
-from specgen.profiles.schema import CheckpointDraft
 from specgen.sampling.processors import Processors, check_finite
 from specgen.sampling.randomness import Stream, Uniforms, draw
 
@@ -18,7 +17,6 @@ class ModelDrafter(Drafter):
     """A checkpoint that drafts by sampling from its own processed distribution (greedy: its argmax)."""
 
     kind = "checkpoint"
-    settings = CheckpointDraft
 
     model: LanguageModel
     processors: Processors

@@ -5,16 +5,18 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol, Self
+from typing import TYPE_CHECKING, Protocol, Self
 
 from torch import Tensor
 
 from specgen.errors import UsageError
 from specgen.models.protocol import LanguageModel, OneRow, RowsModel
-from specgen.profiles.schema import DraftSettings
 from specgen.rounds.record import Ended
 from specgen.sampling.processors import Processors
 from specgen.sampling.randomness import Uniforms
+
+if TYPE_CHECKING:
+    from specgen.profiles.schema import DraftSettings
 
 
 @dataclass(slots=True)
@@ -90,14 +92,13 @@ class Drafter(Protocol):
     `cached` tokens of the text are known to it; after a round the loop calls `rollback`, so that it never holds
     more than the committed text less one token.
 
-    kind, settings: what a profile calls it, and what its draft section may hold.
+    kind: what a profile calls it.
     model, processors: the model it calls, and how that one's logits become the distributions it draws from; None for
     a drafter without a model. chain: whether it proposes k draws from those distributions one after another, no more
     and no less, so that a captured loop may make the same draws on the device; any other proposes on the host.
     """
 
     kind: str
-    settings: type[DraftSettings] = DraftSettings
     model: LanguageModel | None = None
     processors: Processors | None = None
     chain: bool = False

@@ -11,9 +11,8 @@ from specgen.errors import UsageError
 from specgen.settings import Mode
 
 if TYPE_CHECKING:
-    from specgen.decoding.probe import Costs
     from specgen.overlap.failures import Group
-    from specgen.overlap.predict import Prediction
+    from specgen.overlap.predict import Prediction, UnitCosts
     from specgen.overlap.score import TextScores
     from specgen.prompts.read import Prompt
     from specgen.session import Session
@@ -44,7 +43,7 @@ class Report:
     """All that is shown. by_text: predictions a text, in the order of `found`; overall: of all together."""
 
     found: list[Found]
-    costs: Costs
+    costs: UnitCosts
     costs_from: str
     by_text: list[list[Prediction]]
     overall: list[Prediction]
@@ -81,14 +80,14 @@ def analyse(
     *,
     own: int | None,
     max_k: int,
-    costs: Costs | None = None,
+    costs: UnitCosts | None = None,
     verify_cost: Sequence[float] | None = None,
     progress: Callable[[str], None] = lambda line: None,
 ) -> Report:
     """Scores every text and predicts. costs: given; otherwise measured, but for verify_cost where that is given."""
-    from specgen.decoding.probe import measure_costs
+    from specgen.decoding.probe import few_widths, probe
     from specgen.decoding.text import pieces
-    from specgen.overlap.predict import predictions
+    from specgen.overlap.predict import UnitCosts, predictions
     from specgen.overlap.score import score_text
 
     pair = session.pair
@@ -120,17 +119,17 @@ def analyse(
     if costs is None:
         progress("measuring the cost of calls")
         try:
-            costs = measure_costs(pair, found[0].text, max_k, context=session.context)
+            measured = probe(pair, found[0].text, few_widths(max_k), context=session.context)
         except ValueError as error:
             raise UsageError(f"{error}: use a smaller --max-k, or give --c") from None
-        costs_from = "measured here"
+        costs, costs_from = UnitCosts.measured(measured, max_k), "measured here"
         if verify_cost is not None:
             costs = dataclasses.replace(costs, verify=tuple(verify_cost))
             costs_from = "measured here, calls as given"
     ks = range(1, max_k + 1)
 
     def predicted(scores: list[TextScores]) -> list[Prediction]:
-        return predictions(scores, ks, draft_cost=costs.c, verify_cost=costs.verify, limit=own)
+        return predictions(scores, ks, costs.calls, limit=own)
 
     kinds, tokens_by_name = _failures(found)
     return Report(

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from specgen.overlap.score import TextScores
-from specgen.rounds.expected import pooled, predicted_speedup
+from specgen.rounds.costs import CallCosts, predicted_speedup
+from specgen.rounds.expected import pooled
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,18 +24,37 @@ class Prediction:
     speedup: float
 
 
+@dataclass(frozen=True, slots=True)
+class UnitCosts:
+    """As an overlap's document has them: c, and [max_k+1] costs of calls on 1, 2, … tokens, in units of a
+    single-token target call; seconds as measured, None where given."""
+
+    c: float
+    verify: tuple[float, ...]
+    draft_s: float | None = None
+    target_s: Mapping[int, float] | None = None  # by the number of tokens in the call
+
+    @classmethod
+    def measured(cls, seconds: CallCosts, max_k: int) -> UnitCosts:
+        own = seconds.with_first()
+        return cls(own.draft, tuple(own.call(w) for w in range(1, max_k + 2)), seconds.draft, seconds.target)
+
+    @property
+    def calls(self) -> CallCosts:
+        return CallCosts(dict(enumerate(self.verify, 1)), self.c)
+
+
 def predictions(
     texts: Sequence[TextScores],
     ks: Sequence[int],
+    costs: CallCosts,
     *,
-    draft_cost: float,
-    verify_cost: Sequence[float],
     limit: int | None = None,
 ) -> list[Prediction]:
-    """For each k, over all texts together. draft_cost, verify_cost: as for `predicted_speedup`."""
+    """For each k, over all texts together."""
     found = []
     for k in ks:
         e = pooled([text.rounds(k, limit) for text in texts])
-        speedup = predicted_speedup(e, draft_cost=draft_cost, verify_cost=verify_cost[: k + 1])
-        found.append(Prediction(k, e.tau, e.alpha, e.tested, e.accepted, e.rounds, e.drafted, speedup))
+        counts = (e.tau, e.alpha, e.tested, e.accepted, e.rounds, e.drafted)
+        found.append(Prediction(k, *counts, predicted_speedup(e, costs)))
     return found

@@ -11,6 +11,7 @@ from rich.text import Text
 from specgen.analysis.intervals import interval_text
 from specgen.analysis.prediction import LEAST_STEPS
 from specgen.analysis.tables import Analysis, ArmRow, CostRow
+from specgen.analysis.verdict import ends_text
 from specgen.report.grid import Grid, drawn_table
 from specgen.report.numbers import milliseconds, number, percent
 from specgen.results.bench import Bench, Divergence
@@ -141,6 +142,10 @@ def _speedup_caption(analysis: Analysis, bench: Bench) -> str:
         "other per round; first token: the prefill and the first round; ratio: speedup / predicted speedup. A "
         "speedup is the median of paired ratios: two tokens/s do not divide to it."
     )
+    if analysis.passed_end[0]:
+        text += (
+            f" {ends_text(*analysis.passed_end)}, since nothing ends a text while timing: all numbers are up to it."
+        )
     found = {row.speedup.n: row.speedup for row in analysis.arms if row.speedup is not None}
     for n, speedup in sorted(found.items()):
         unit = "prompt" if {row.batch for row in analysis.arms if row.speedup == speedup} == {1} else "group"
@@ -185,7 +190,7 @@ def calls_grid(analysis: Analysis) -> Grid:
     columns = ("profile", "engine", "tokens in the call", "probed ms", "T(w)/T(1)", "in this bench ms")
     caption = (
         f"In this bench: the median of its own calls on so many tokens; where there were fewer than {LEAST_STEPS}, "
-        "the probe scaled to the bench's T(1)."
+        "the probe scaled to the bench's T(1); between widths known and beyond the last, straight lines."
     )
     return Grid("Cost of a target call", columns, rows, caption, texts=2)
 
@@ -241,7 +246,10 @@ def prediction_grid(analysis: Analysis, bench: Bench) -> Grid:
     )
     columns = ("profile", "engine", "B", "k", "α", "τ", "predicted speedup", "speedup")
     texts = len({(s.prompt, s.run) for s in bench.scores if s.ratios})
-    caption = f"From {texts} text{'' if texts == 1 else 's'} of the baseline, teacher-forced, and the measured costs."
+    ended = ", each up to its end," if any(s.end is not None and s.end < len(s.ratios) for s in bench.scores) else ","
+    caption = (
+        f"From {texts} text{'' if texts == 1 else 's'} of the baseline{ended} teacher-forced, and the measured costs."
+    )
     return Grid("Prediction by k", columns, rows if set(keys) > set(measured) else (), caption, texts=2)
 
 

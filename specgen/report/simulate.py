@@ -27,13 +27,13 @@ def simulate_tables(found: Sequence[Simulation], notes: Sequence[str]) -> list[A
 
     parts: list[Any] = []
     for s in found:
-        verify = s.costs.verify
+        calls = None if s.costs.c is None else s.costs.calls
         rows = [
             [
                 f"{p.k}{' *' if s.pays and p is s.best else ''}",
                 number(p.tau, 3),
                 number(p.alpha, 3),
-                number(verify[p.k] if verify else None if s.costs.c is None else 1.0, 3),
+                number(None if calls is None else calls.call(p.k + 1), 3),
                 number(p.predicted_speedup, 3),
             ]
             for p in s.predictions

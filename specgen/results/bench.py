@@ -29,6 +29,12 @@ from specgen.results.fields import (
 from specgen.settings import Mode
 
 
+def within(end: int | None, tokens: int) -> None:
+    if end is not None and end > tokens:
+        said = f"an end at token {end} of {tokens} cannot be"
+        raise PydanticCustomError("end", "{said}", {"said": said})
+
+
 class Prompt(Record):
     """A prompt as it was fed. category: chat, code, …; None for a user's own."""
 
@@ -79,6 +85,8 @@ class Row(Record):
 
     overlaps: Σ min(target, draft) at each tested position, in order; sum(tested) of them.
     expected: the probability of acceptance under the mode's rule, where that is not the overlap; else empty.
+    end: tokens up to and with the one that an end token or a stop string would have ended the text with; nothing does
+    while timing. None where none would, and in files that did not write it down.
     """
 
     prompt: Count
@@ -92,9 +100,11 @@ class Row(Record):
     overlaps: list[Share]
     expected: list[Share] = Field(default_factory=list)
     biases: list[Share] = Field(default_factory=list)
+    end: Size | None = None
 
     @model_validator(mode="after")
     def _counts(self) -> Row:
+        within(self.end, len(self.tokens))
         same_length(self, "drafted", "tested", "accepted", "committed")
         columns = zip(self.drafted, self.tested, self.accepted, self.committed, strict=True)
         for at, (drafted, tested, accepted, committed) in enumerate(columns):
@@ -159,12 +169,18 @@ class Costs(Record):
 class Score(Record):
     """The baseline's text of one prompt and run, teacher-forced: at each position min(1, draft(x)/target(x)) of the
     committed token x (the probability that it had been accepted, given that it was committed; of mode coupled the
-    same under shared noise; greedy 1 or 0). null where the draft proposes nothing."""
+    same under shared noise; greedy 1 or 0). null where the draft proposes nothing. end: as in a row."""
 
     profile: str
     prompt: Count
     run: Count
     ratios: list[Share | None]
+    end: Size | None = None
+
+    @model_validator(mode="after")
+    def _end(self) -> Score:
+        within(self.end, len(self.ratios))
+        return self
 
 
 class Divergence(Record):

@@ -1,4 +1,4 @@
-"""What a text says about rounds that were never run, and what rounds cost. No torch.
+"""What a text says about rounds that were never run. No torch.
 
 In exact mode, given that token x was committed at a tested position, it had been accepted with probability
 min(1, draft(x)/target(x)), independently of everything else given the text so far. So one text that the target wrote,
@@ -8,10 +8,8 @@ acceptance is sticky.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-
-import numpy as np
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,32 +104,6 @@ def constant_alpha_tau(alpha: float, k: int) -> float:
     return k + 1.0 if alpha == 1 else (1 - alpha ** (k + 1)) / (1 - alpha)
 
 
-def predicted_speedup(
-    expected: ExpectedRounds,
-    *,
-    draft_cost: float,
-    verify_cost: Sequence[float],
-    other_cost: float = 0.0,
-    plain_other: float = 0.0,
-) -> float:
-    """Plain decoding time / speculative time for the same text, in units of a single-token target call.
-
-    draft_cost: c, of a draft step. verify_cost: [k+1] of a call on 1, 2, … k+1 tokens. other_cost: of the rest of a
-    round; plain_other: of the rest of a plain step.
-    """
-    if len(verify_cost) < expected.k + 1:
-        raise ValueError(f"verify_cost needs {expected.k + 1} entries, for calls on 1 to {expected.k + 1} tokens")
-    calls = sum(count * cost for count, cost in zip(expected.lengths, verify_cost, strict=False))
-    plain = expected.tokens * (1 + plain_other)
-    return plain / (calls + expected.rounds * other_cost + expected.drafted * draft_cost)
-
-
 def best_k(speedups: dict[int, float]) -> int:
     """The k with the largest predicted speedup; of equals the smallest."""
     return min(speedups, key=lambda k: (-speedups[k], k))
-
-
-def interpolated(widths: Mapping[int, float], most: int) -> list[float]:
-    """Costs of calls on 1, 2, … `most` tokens from those of some widths, by straight lines; flat beyond the last."""
-    known = sorted(widths)
-    return [float(c) for c in np.interp(range(1, most + 1), known, [widths[w] for w in known])]

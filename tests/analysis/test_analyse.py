@@ -10,12 +10,13 @@ from scipy import stats
 
 from specgen.analysis.analyse import analyse
 from specgen.analysis.intervals import median_interval
-from specgen.analysis.prediction import predict
+from specgen.analysis.prediction import View, predict
 from specgen.analysis.tables import Analysis, ArmRow
 from specgen.analysis.verdict import needed_alpha, pays
 from specgen.results.bench import Bench
-from specgen.rounds.expected import constant_alpha_tau, expected_rounds, pooled, predicted_speedup
-from support.bench_documents import K2, MS, PLAIN, Script, document
+from specgen.rounds.costs import CallCosts, predicted_speedup
+from specgen.rounds.expected import constant_alpha_tau, expected_rounds, pooled
+from support.bench_documents import COSTS, K2, MS, PLAIN, Script, document
 
 # k = 2 on 12 tokens: rounds of (2, 0, 2, 0, 2, 0) accepted, 3 + 1 + 3 + 1 + 3 + 1 committed; the last round has room
 # for one token only and drafts nothing. Five rounds of 4 + 18 + 2 and one of 14 + 2 units: 136, where plain
@@ -168,7 +169,7 @@ def test_costs() -> None:
 def test_a_bench_without_a_probe_has_no_bytes() -> None:
     plain, k2 = analyse(document(costs=())).costs
     assert (plain.bytes_per_token, plain.bandwidth, plain.bandwidth_share, k2.widths) == (None, None, None, {})
-    assert k2.priced == {1: 14 * MS, 3: 18 * MS}
+    assert k2.priced == {1: 14 * MS, 2: 16 * MS, 3: 18 * MS}  # 2: on the line between
 
 
 def test_categories() -> None:
@@ -233,8 +234,8 @@ def test_prediction_is_theory_at_this_benchs_prices() -> None:
         seconds = sum(n * calls[m] for m, n in enumerate(expected.lengths))
         seconds += 2 * expected.rounds + 2 * expected.drafted
         assert p.speedup == pytest.approx(16 * expected.tokens / seconds)
-        units = predicted_speedup(expected, draft_cost=2, verify_cost=calls, other_cost=2)
-        assert p.speedup == pytest.approx(16 * units)
+        costs = CallCosts(dict(enumerate(calls, 1)), draft=2, other=2, plain_other=2)
+        assert p.speedup == pytest.approx(predicted_speedup(expected, costs))
     row = arm(analysis, "k = 2")
     assert row.predicted == analysis.predictions[1].speedup
     assert row.ratio == row.speedup.estimate / row.predicted
@@ -259,10 +260,45 @@ def test_where_the_draft_proposes_nothing_nothing_is_drafted() -> None:
 
 def test_beyond_the_probe_the_curve_goes_on_along_its_line() -> None:
     p = analyse(document(ratios={"small": [0.0] * 12}, candidates=[6])).predictions[-1]
-    # T(7)/T(1) = (14 + 2 · (14 − 7)/4)/7 = 2.5, so 35 units; six rounds of full depth, then 5, 4, … 0.
-    calls = [14, 16, 18, 23, 28, 31.5, 35]
-    seconds = 6 * (35 + 12 + 2) + sum(calls[d] + 2 * d + 2 for d in range(6))
+    # From 9 at 3 tokens to 14 at 5, of 7: 5 units a token beyond; six rounds of full depth, then 5, 4, … 0.
+    calls = [14, 16, 18, 23, 28, 33, 38]
+    seconds = 6 * (38 + 12 + 2) + sum(calls[d] + 2 * d + 2 for d in range(6))
     assert p.speedup == pytest.approx(192 / seconds)
+
+
+def test_a_draft_step_of_an_unmeasured_k_is_the_nearest_arms() -> None:
+    """The probe ran at half the bench's speed; k = 2 and 4 were timed with draft steps of 2 and 3 units."""
+    slow = COSTS.model_copy(update={"draft_s": 9 * MS, "target_s": {w: 4 * s for w, s in COSTS.target_s.items()}})
+    arms = (PLAIN, K2, Script("k = 4", k=4, accepted=(4, 0), draft=3.0))
+    view = View(document(arms, ratios={"small": [0.5] * 12}, costs=(slow,), candidates=range(1, 7)))
+    prices = view.prices("small", "eager", 1)
+    assert [prices.draft(k) / MS for k in range(1, 7)] == [2, 2, 2, 3, 3, 3]  # of equally near ones the smaller
+    # An arm that never drafted knows nothing of it.
+    silent = (PLAIN, Script("k = 2", k=2, drafts=(0,)), Script("k = 4", k=4, accepted=(4, 0), draft=3.0))
+    assert View(document(silent, costs=(slow,))).prices("small", "eager", 1).draft(2) == 3 * MS
+
+
+@pytest.mark.parametrize("scripts", [(PLAIN,), (PLAIN, Script("k = 2", k=2, drafts=(0,)))])
+def test_where_no_arm_drafted_the_probes_draft_step_is_scaled_as_its_calls_are(scripts: tuple[Script, ...]) -> None:
+    """The same bench beside a probe at its own speed and beside one that ran at half of it: the same prices."""
+    fast = COSTS.model_copy(update={"draft_s": 3 * MS, "target_s": {w: 2 * s for w, s in COSTS.target_s.items()}})
+    slow = COSTS.model_copy(update={"draft_s": 6 * MS, "target_s": {w: 4 * s for w, s in COSTS.target_s.items()}})
+    found = []
+    for costs in (fast, slow):
+        bench = document(scripts, ratios={"small": [0.5] * 12}, costs=(costs,), candidates=[1, 2, 3, 4])
+        prices = View(bench).prices("small", "eager", 1)
+        found.append((prices.draft(3), prices.call(1), prices.call(5), predict(bench, "small", "eager", 1)))
+    assert found[0] == found[1]
+    assert found[0][:3] == (3 * MS, 14 * MS, 28 * MS)
+
+
+def test_a_bench_that_knows_single_token_calls_alone_predicts_nothing() -> None:
+    single = COSTS.model_copy(update={"target_s": {1: 7 * MS}})
+    for costs in ((), (single,)):
+        assert (
+            analyse(document((PLAIN,), ratios={"small": [0.5] * 12}, costs=costs, candidates=[2])).predictions == ()
+        )
+        assert predict(document((PLAIN,), ratios={"small": [0.5] * 12}, costs=costs), "small", "eager", 1, 2) == []
 
 
 def test_a_batch_takes_the_rounds_of_its_slowest_row() -> None:

@@ -26,6 +26,7 @@ from specgen.errors import UsageError
 from specgen.overlap import predict as predict_module
 from specgen.overlap import score as score_module
 from specgen.results import overlap as overlap_module
+from specgen.rounds.costs import CallCosts
 from specgen.sampling.processors import Processors
 from specgen.sampling.randomness import KeyedUniforms, prompt_digest
 from specgen.settings import Mode, Sampling
@@ -175,11 +176,21 @@ def test_a_bench_gives_its_own_costs_and_texts_by_profile(tmp_path: Path) -> Non
     both, notes = simulate_module.run(stored_module.load(path), other=0.0)
     assert {len(s.predictions) for s in both} == {1}  # as far as both curves go
     assert "k up to 1: the costs go no further (--verify-cost)" in notes
-    with pytest.raises(UsageError, match=r"calls on 1 to 2 tokens only: --max-k 1, or give --verify-cost"):
-        simulated(path, max_k=2, other=0.0)
     assert len(simulated(path, max_k=3, profile="one", other=0.0)[0].predictions) == 3
-    with pytest.raises(UsageError, match=r"predicts k up to 3: --max-k 3, or give --c and --verify-cost"):
-        simulated(path, max_k=4)
+
+
+def test_beyond_what_was_measured_a_simulation_goes_on_along_the_line_and_says_so(tmp_path: Path) -> None:
+    costs = [stored.probe("one", {1: 2.0, 2: 3.0, 4: 4.0}, 0.5)]
+    path = stored.write(tmp_path, stored.scored_bench({"one": [[1.0] * 6]}, costs=costs, limit=6))
+    said = "calls on more than 4 tokens were not measured: priced along the line through the two widest"
+    for options in ({}, {"other": 0.0}):  # its own prediction; its probe
+        found, notes = simulate_module.run(stored_module.load(path), max_k=5, **options)
+        assert said in notes
+        # One round of six tokens: T(6) = 4 + 2 · 1/2, and five draft steps; 12 s plainly.
+        assert found[0].predictions[-1].predicted_speedup == pytest.approx(12 / (5 + 5 * 0.5))
+        assert said not in simulate_module.run(stored_module.load(path), max_k=3, **options)[1]
+    rows = [line.split() for line in invoked(str(path), "--max-k", "5", "--other", "0").stdout.splitlines()]
+    assert ["5", "*", "6.000", "1.000", "2.500", "1.600"] in rows
 
 
 def test_without_given_costs_a_bench_has_its_own_predictions_to_the_digit(tmp_path: Path) -> None:
@@ -297,7 +308,9 @@ def test_an_overlap_predicts_what_specgen_overlap_did(tmp_path: Path) -> None:
     for own in (None, 5):
         path = stored.write(tmp_path, stored.overlap(*ratios, own=own, c=0.2, verify=verify))
         found, notes = simulate_module.run(stored_module.load(path))
-        wanted = predict_module.predictions(scores, range(1, 9), draft_cost=0.2, verify_cost=verify, limit=own)
+        wanted = predict_module.predictions(
+            scores, range(1, 9), CallCosts(dict(enumerate(verify, 1)), 0.2), limit=own
+        )
         assert [(p.k, p.tau, p.alpha, p.predicted_speedup) for p in found[0].predictions] == [
             (p.k, p.tau, p.alpha, p.speedup) for p in wanted
         ]

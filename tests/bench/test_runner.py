@@ -177,6 +177,45 @@ def test_ends_and_stop_strings_end_nothing() -> None:
     assert all(len(row.tokens) == 8 for m in bench.timed("k=2") for row in m.rows)
 
 
+@pytest.mark.parametrize("ends", [{"end_tokens": (3,)}, {"stop": ("1 2 3",)}])
+def test_what_lies_behind_an_end_does_not_count(ends: dict[str, Any]) -> None:
+    """As a run that heeds its ends would have it: the same rounds, and so α, τ, speedup, and prediction."""
+    own = scripted(**ends, wrong_after=(1, 2))
+    bench = run_bench([own], TWO, ks=[2], runs=1)
+    # p0 is 1 2 3 …; p1 is 4 0 1 2 3 4 0 1, whose first 3 is the prompt's.
+    assert {row.prompt: row.end for m in bench.measurements if m.run >= 0 for row in m.rows} == {0: 3, 1: 5}
+    assert {s.prompt: s.end for s in bench.scores} == {0: 3, 1: 5}
+    plain, k2 = analyse(bench).arms
+    rounds = [r for p in TWO for r in Generation(own.pair, p.tokens).run().rounds]
+    assert sum(len(r.committed) for r in rounds) == 8
+    assert k2.alpha == sum(r.accepted for r in rounds) / sum(r.tested for r in rounds)
+    assert k2.tau == 8 / len(rounds)
+    assert plain.seconds_per_token == 1.0
+    assert k2.speedup is not None
+    assert k2.speedup.estimate == k2.predicted
+    assert "2 of 2 texts passed their end" in analyse(bench).verdict.text
+
+
+def test_auto_chooses_by_the_texts_up_to_their_ends() -> None:
+    """The draft errs up to the end, token 3, and never behind it: the least k costs least up to it, without it the
+    largest pay."""
+    rest = {"max_new_tokens": 40, "mode": Mode.GREEDY}
+    table = torch.zeros(V + 1, V, dtype=torch.float64)
+    target, draft = table.clone(), table.clone()
+    for t, then in ((0, 1), (1, 3), (3, 4), (4, 4)):
+        target[t + 1, then] = 4.0
+        draft[t + 1, then if t > 1 else 2] = 4.0
+    chosen = []
+    for ends in ((), (3,)):
+        clock = Clock()
+        own = session(
+            Timed(target, "target", clock, 1.0), Timed(draft, "draft", clock, STEP), clock, **rest, end_tokens=ends
+        )
+        chosen.append(run_bench([own], prompts([2, 0], [0]), ks=None, runs=1).design.k)
+    assert min(chosen[0]) > 4
+    assert chosen[1] == [1]
+
+
 def test_the_result_is_whole_and_round_trips() -> None:
     bench = run_bench([scripted()], TWO, ks=[2, 3], runs=2, warmup=1, order_seed=7)
     assert parse_bench(json.loads(json.dumps(bench.model_dump(mode="json"), allow_nan=False)), "x") == bench

@@ -55,7 +55,8 @@ from specgen.models.engines import ENGINES, prepare
 from specgen.models.protocol import prefill
 from specgen.models.traffic import cache_bytes, call_bytes
 from specgen.overlap.score import score_text
-from specgen.rounds.expected import interpolated, pooled, predicted_speedup
+from specgen.rounds.costs import CallCosts, predicted_speedup
+from specgen.rounds.expected import pooled
 from specgen.sampling.processors import Processors
 from specgen.sampling.randomness import KeyedUniforms, prompt_digest
 from specgen.settings import Mode, Sampling
@@ -344,20 +345,19 @@ def predictions(
         rounds = {kind: _rounds(of(records, kind=kind, **case)) for kind in (PLAIN, SPECULATIVE)}
         first = statistics.median(r["verify_s"] for r in rounds[PLAIN])
         probe = _probe(contest, decoding, k, order)
-        curve = interpolated({w: s / probe[1] for w, s in probe.items() if w}, k + 1)
+        curve = CallCosts({w: s for w, s in probe.items() if w}).with_first()
         calls = []
         for width in range(1, k + 2):
             own = [r["verify_s"] for r in rounds[SPECULATIVE] if r["drafted"] == width - 1]
             enough = width > 1 and len(own) >= LEAST_STEPS
-            calls.append(statistics.median(own) / first if enough else curve[width - 1])
+            calls.append(statistics.median(own) / first if enough else curve.call(width))
         calls[0] = 1.0
         steps = [r["draft_s"] / r["drafted"] for r in rounds[SPECULATIVE] if r["drafted"]]
         step = statistics.median(steps) if steps else probe[0]
         other = {kind: statistics.median(r["other_s"] for r in found) for kind, found in rounds.items()}
-        relative = predicted_speedup(
-            pooled(expected), draft_cost=step / first, verify_cost=calls, other_cost=other[SPECULATIVE] / first
-        )
-        predicted = relative * (first + other[PLAIN]) / first
+        rest = {kind: seconds / first for kind, seconds in other.items()}
+        costs = CallCosts(dict(enumerate(calls, 1)), step / first, rest[SPECULATIVE], rest[PLAIN])
+        predicted = predicted_speedup(pooled(expected), costs)
         times = {kind: seconds_by_prompt(records, "decode_s", kind=kind, **case) for kind in (PLAIN, SPECULATIVE)}
         measured = paired(times[PLAIN], times[SPECULATIVE])
         if measured is None:

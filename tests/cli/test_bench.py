@@ -152,7 +152,7 @@ def test_profiles_of_one_target_share_its_weights(pair: Path, monkeypatch: pytes
     names = [str(pair / "pair.yaml"), str(pair / "lookup.yaml")]
     one, two = load_all(names, [None], {"decoding.max_new_tokens": 4}, quiet=True)
     assert one.pair.target is two.pair.target
-    assert one.pair.holder is two.pair.holder
+    assert one.pair.hold is two.pair.hold
     bench = run_bench([one, two], encoded([one, two], [("x", None, "abc")]), ks=[2], runs=1)
     assert {a.profile for a in bench.arms} == {"pair", "lookup"}
 

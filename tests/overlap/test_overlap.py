@@ -16,16 +16,18 @@ from typer.testing import CliRunner
 
 from specgen.cli import overlap as overlap_module
 from specgen.decoding.eager import autoregressive, speculative, start
+from specgen.decoding.generation import Generation
 from specgen.decoding.pair import Pair
-from specgen.decoding.probe import measure_costs
+from specgen.decoding.probe import few_widths, probe
 from specgen.decoding.text import pieces
 from specgen.drafting.checkpoint import ModelDrafter
 from specgen.drafting.ngram import NgramDrafter
 from specgen.models import causal
 from specgen.overlap.failures import deciles, groups, histogram, kind_of, worst
-from specgen.overlap.predict import predictions
+from specgen.overlap.predict import UnitCosts, predictions
 from specgen.overlap.score import TEMPERATURES, TextScores, at_temperature, score_text, scores_from_positions, spans
-from specgen.rounds.expected import constant_alpha_tau, expected_rounds, interpolated, pooled, predicted_speedup
+from specgen.rounds.costs import CallCosts, predicted_speedup
+from specgen.rounds.expected import constant_alpha_tau, expected_rounds, pooled
 from specgen.rounds.record import ends_at
 from specgen.sampling.processors import Processors
 from specgen.sampling.randomness import KeyedUniforms
@@ -84,7 +86,7 @@ def test_silence_ends_the_draft_and_is_not_a_rejection() -> None:
     assert (e.rounds, e.tested, e.accepted, e.lengths) == (2, (1, 1, 0), (1, 1, 0), (1, 0, 1, 0))
     as_rejection = expected_rounds([0, 1, 1, 0], 3, limit=100)
     assert as_rejection.tested == (2, 1, 1)
-    cost = predicted_speedup(e, draft_cost=0.5, verify_cost=[1, 2, 3, 4])
+    cost = predicted_speedup(e, CallCosts({1: 1, 2: 2, 3: 3, 4: 4}, 0.5))
     assert cost == 4 / (1 + 3 + 2 * 0.5)
     both = pooled([e, e])
     assert (both.tokens, both.rounds, both.lengths) == (8, 4, (2, 0, 2, 0))
@@ -371,12 +373,11 @@ def test_predictions_of_texts_together() -> None:
         return TextScores((0,) * n, (0.0,) * n, tuple(ratios), (True,) * n, {1.0: tuple(ratios)}, 1.0)
 
     texts = [text([1.0] * 4), text([0.0] * 4)]
-    (one, two) = predictions(texts, [1, 2], draft_cost=0.5, verify_cost=[1, 1.5, 2])
+    (one, two) = predictions(texts, [1, 2], CallCosts({1: 1, 2: 1.5, 3: 2}, 0.5))
     assert (one.tau, one.alpha, one.rounds, one.drafted) == (8 / 6, 2 / 5, 6, 5)
     assert one.speedup == 8 / (1 + 5 * 1.5 + 5 * 0.5)
     assert two.tested == (1 + 3, 1 + 0)
     assert two.k == 2
-    assert interpolated({1: 1.0, 3: 2.0}, 5) == [1.0, 1.5, 2.0, 2.0, 2.0]
 
 
 def test_positions_survive_json() -> None:
@@ -405,13 +406,21 @@ def test_costs_are_in_units_of_a_single_token_call() -> None:
     target, draft = Counting(random_table(4, 1)), Counting(random_table(4, 2), "draft")
     processors = Processors([])
     pair = Pair(target, ModelDrafter(draft, processors), processors, EXACT, None, torch.float64, lambda: float(fed))
-    costs = measure_costs(pair, TEXT, 6)
-    assert costs.c == 1
+    seconds = probe(pair, TEXT, few_widths(6))
+    costs = UnitCosts.measured(seconds, 6)
+    assert costs.c == costs.draft_s == 1
     assert costs.verify == (1, 2, 3, 4, 5, 6, 7)
     assert costs.target_s == {1: 1, 2: 2, 3: 3, 5: 5, 7: 7}
-    assert measure_costs(pair, TEXT, 6, context=8).verify == costs.verify
+    assert probe(pair, TEXT, few_widths(6), context=8) == seconds
+    # A run's probe is the same, at the end of its own text, to which it rolls both caches back.
+    generation = Generation(pair, TEXT[:2]).run()
+    assert generation.probe_cost() == {"target_s": 1, "draft_s": 1, "c": 1}
+    assert (target.lengths, pair.drafter.cached) == (
+        (2 + len(generation.tokens) - 1,),
+        2 + len(generation.tokens) - 1,
+    )
     with pytest.raises(ValueError, match="no room for k = 7"):
-        measure_costs(pair, TEXT, 7, context=8)
+        probe(pair, TEXT, few_widths(7), context=8)
 
 
 @pytest.fixture(scope="module")
@@ -458,7 +467,7 @@ def test_json_holds_every_position_and_agrees_with_itself(folder: Path) -> None:
         assert shown["overlap"] == pytest.approx(np.mean(scores.overlap), abs=1e-12)
         assert sum(shown["histogram"]) == len(scores.tokens)
         assert [p["tau"] for p in entry["predictions"]] == [scores.rounds(k).tau for k in (1, 2, 3)]
-    again = predictions(texts, [1, 2, 3], draft_cost=0.1, verify_cost=[1.0] * 4)
+    again = predictions(texts, [1, 2, 3], CallCosts({1: 1.0}, 0.1))
     assert [p["speedup"] for p in data["overall"]["predictions"]] == [p.speedup for p in again]
     kinds = {g["name"]: g["count"] for g in data["overall"]["kinds"]}
     assert sum(kinds.values()) == sum(len(t.tokens) for t in texts)

@@ -6,7 +6,8 @@ import pytest
 
 from specgen.decoding.eager import speculative, start
 from specgen.drafting.checkpoint import ModelDrafter
-from specgen.rounds.expected import best_k, constant_alpha_tau, expected_rounds, predicted_speedup
+from specgen.rounds.costs import CallCosts, predicted_speedup
+from specgen.rounds.expected import best_k, constant_alpha_tau, expected_rounds
 from specgen.rounds.record import ends_at
 from specgen.sampling.processors import Processors
 from support.doubles import TableModel, enumerate_law, random_table
@@ -92,15 +93,11 @@ def test_predicted_speedup_is_the_textbook_form_for_constant_costs() -> None:
     alpha, c, k = 0.6, 0.1, 3
     expected = expected_rounds([alpha] * 50_000, k, limit=10**9)
     textbook = (1 - alpha ** (k + 1)) / ((1 - alpha) * (k * c + 1))
-    assert predicted_speedup(expected, draft_cost=c, verify_cost=[1.0] * 4) == pytest.approx(textbook, rel=1e-3)
-    two = predicted_speedup(expected, draft_cost=c, verify_cost=[1.0] * 4, plain_other=1.0)
+    assert predicted_speedup(expected, CallCosts({1: 1.0}, c)) == pytest.approx(textbook, rel=1e-3)
+    two = predicted_speedup(expected, CallCosts({1: 1.0}, c, plain_other=1.0))
     assert two == pytest.approx(2 * textbook, rel=1e-3)
     # No drafts and no widening: the rest of a round on both sides, and nothing is gained or lost.
-    assert predicted_speedup(
-        expected_rounds([0.0] * 9, 0), draft_cost=c, verify_cost=[1.0], other_cost=0.3, plain_other=0.3
-    ) == pytest.approx(1)
-    with pytest.raises(ValueError, match="4 entries"):
-        predicted_speedup(expected, draft_cost=c, verify_cost=[1.0] * 3)
+    assert predicted_speedup(expected_rounds([0.0] * 9, 0), CallCosts({1: 1.0}, c, 0.3, 0.3)) == pytest.approx(1)
     assert best_k({1: 1.1, 2: 1.3, 4: 1.3}) == 2
 
 

@@ -35,6 +35,7 @@ class Script:
     scale(prompt, run): multiplies every time of a measurement (of a batch: its first prompt's).
     drafts: drafted tokens of the first, second, … round, over and over; k where not given.
     differs: (prompt, run) whose text is not the baseline's, from its second token on.
+    ends: {prompt: tokens up to and with its end}.
     """
 
     name: str
@@ -53,6 +54,7 @@ class Script:
     bias: float | None = None
     drafts: Sequence[int] | None = None
     differs: Sequence[tuple[int, int]] = ()
+    ends: Mapping[int, int] = field(default_factory=dict)
 
 
 PLAIN = Script("plain")
@@ -99,6 +101,7 @@ def _row(script: Script, prompt: int, run: int, limit: int) -> Row:
         committed=committed,
         overlaps=[script.overlap] * sum(tested),
         biases=biases,
+        end=script.ends.get(prompt),
     )
 
 
@@ -218,7 +221,7 @@ def document(
         measurements=measurements,
         costs=list(costs),
         scores=[
-            Score(profile=name, prompt=p, run=run, ratios=list(values))
+            Score(profile=name, prompt=p, run=run, ratios=list(values), end=scripts[0].ends.get(p))
             for name, values in (ratios or {}).items()
             for p in range(len(categories))
             for run in range(runs)

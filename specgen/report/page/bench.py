@@ -125,7 +125,9 @@ def counted_rounds(accepted: Iterable[int]) -> dict[int, int]:
 
 
 def _accepted_counts(bench: Bench, arm: str) -> dict[int, int]:
-    return counted_rounds(a for m in bench.timed(arm) for row in m.rows for a in row.accepted)
+    from specgen.analysis.columns import ended_rounds
+
+    return counted_rounds(r.accepted for m in bench.timed(arm) for row in m.rows for r in ended_rounds(row))
 
 
 def _bench_views(bench: Bench, best: str | None) -> list[View]:
