@@ -24,6 +24,7 @@ import transformers as tf
 import yaml
 
 from specgen.cli import app
+from support import warm
 from support.command import (
     CONTEXT,
     PROMPT,
@@ -53,10 +54,12 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def shell(folder: Path, line: str) -> Any:
+    env = environment(folder)
+    warm.command(env)
     return subprocess.run(
         ["bash", "-c", line],
         cwd=folder,
-        env=environment(folder),
+        env=env,
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
@@ -286,10 +289,11 @@ def test_without_input_on_a_terminal_help_and_exit_2(pair: Path) -> None:
 
 
 def test_without_input_an_idle_pipe_is_not_waited_for(pair: Path) -> None:
+    env = environment(pair)
     child = subprocess.Popen(
-        [SPECGEN, "run"],
+        [warm.command(env), "run"],
         cwd=pair,
-        env=environment(pair),
+        env=env,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -309,10 +313,11 @@ def test_without_input_an_idle_pipe_is_not_waited_for(pair: Path) -> None:
 @contextlib.contextmanager
 def started(folder: Path, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
     """A long run under way; killed when the block is left. A shell's background jobs ignore SIGINT: undone here."""
+    env = environment(folder)
     child = subprocess.Popen(
-        [SPECGEN, "run", "--profile", "pair.yaml", *arguments],
+        [warm.command(env), "run", "--profile", "pair.yaml", *arguments],
         cwd=folder,
-        env=environment(folder),
+        env=env,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -556,7 +561,7 @@ def test_checkpoints_that_are_not_there(pair: Path, monkeypatch: pytest.MonkeyPa
     gone = in_process(pair, ["--profile", "gone.yaml"], monkeypatch, capfd)
     refused(gone, 2, "./no/such/model: no such file or folder")
     (pair / "hub.yaml").write_text("target: {checkpoint: nobody/nothing}\ndraft: {kind: ngram}\n")
-    offline = run(pair, "p.txt", "--profile", "hub.yaml")
+    offline = run(pair, "p.txt", "--profile", "hub.yaml", HF_HOME=str(pair / "hf"))
     refused(offline, 1, "nobody/nothing: no such folder", str(pair / "hf"), "HF_HUB_OFFLINE")
     (pair / "package.yaml").write_text("target: {checkpoint: package:no_such_package/x.gguf}\ndraft: {kind: ngram}\n")
     package = in_process(pair, ["--profile", "package.yaml"], monkeypatch, capfd)
