@@ -29,6 +29,18 @@ PROMPT = "a [bold]loaf[/bold] of bacon"
 N = 60  # tokens of the usual run
 
 
+TASTES = (
+    "NO_COLOR",
+    "FORCE_COLOR",
+    "CLICOLOR_FORCE",
+    "COLUMNS",
+    "GITHUB_ACTIONS",
+    "PY_COLORS",
+    "PYTHONIOENCODING",
+    "PYTHONUNBUFFERED",
+)
+
+
 def write_tokenizer(folder: Path, words: list[str] = WORDS) -> None:
     """A character is a token, and so is each word in brackets: texts are printable, and full of markup."""
     tokenizer = tk.Tokenizer(tk.models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="[UNK]"))
@@ -59,13 +71,11 @@ def write_pair(folder: Path) -> Path:
 
 
 def environment(folder: Path, **extra: str) -> dict[str, str]:
-    """One thread, no hub, no GPU, a cache of its own, and nothing of the caller's taste in colours. `specgen` is the
-    warm one of support.warm, once it is started and unless `extra` changes what its imports have read."""
-    kept = {
-        k: v
-        for k, v in os.environ.items()
-        if k not in ("NO_COLOR", "FORCE_COLOR", "CLICOLOR_FORCE", "COLUMNS", "GITHUB_ACTIONS", "PY_COLORS")
-    }
+    """One thread, no hub, no GPU, a cache of its own, and nothing of the caller's taste in colours and buffers.
+
+    `specgen` is the warm one of support.warm, once it is started and unless `extra` changes what imports have read.
+    """
+    kept = {k: v for k, v in os.environ.items() if k not in TASTES}
     own = {
         "OMP_NUM_THREADS": "1",
         "HF_HUB_OFFLINE": "1",
@@ -116,7 +126,9 @@ def on_terminal(folder: Path, arguments: list[str], **extra: str) -> tuple[int, 
     """Exit code and everything written, with a terminal of 200 columns as stdin, stdout and stderr."""
     ours, theirs = pty.openpty()
     env = environment(folder, COLUMNS="200", **extra)
-    child = subprocess.Popen([warm.command(env), *arguments], cwd=folder, env=env, stdin=theirs, stdout=theirs, stderr=theirs)
+    child = subprocess.Popen(
+        [warm.command(env), *arguments], cwd=folder, env=env, stdin=theirs, stdout=theirs, stderr=theirs
+    )
     os.close(theirs)
     written = b""
     try:

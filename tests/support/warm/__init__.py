@@ -1,4 +1,4 @@
-"""A warm `specgen`: a process that has imported everything and forks a child a command, in place of seconds of imports.
+"""A warm `specgen`: a process that has imported everything and forks a child a command, which saves its imports.
 
 `command()` is a program that behaves as the real one does: its child has the caller's arguments, folder, environment
 and standard streams (closed ones too), gets its signals, and its exit code is the caller's. Where the environment

@@ -7,6 +7,7 @@ differs from this one's in more than the LATE names. A caller that goes away tak
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import gc
 import importlib
@@ -19,6 +20,7 @@ import shutil
 import signal
 import socket
 import sys
+import threading
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -167,11 +169,28 @@ def import_all() -> None:
         getattr(transformers, name)
 
 
+def run() -> None:
+    """The command to its end. Where nothing is left to be said, without taking apart what was only forked."""
+    from specgen.cli.app import main
+
+    try:
+        main()
+    except SystemExit as end:
+        if not isinstance(end.code, int | None):
+            raise
+        with contextlib.suppress(OSError):  # the interpreter's to report, at its own end
+            for stream in (sys.stdout, sys.stderr):
+                if stream is not None:
+                    stream.flush()
+            threading._shutdown()  # type: ignore[attr-defined]
+            atexit._run_exitfuncs()
+            os._exit(end.code or 0)
+        raise
+
+
 if __name__ == "__main__":
     import_all()
     gc.collect()
     gc.freeze()
     become(Server(sys.argv[1], frozenset(sys.argv[2].split(","))).serve())
-    from specgen.cli.app import main
-
-    sys.exit(main())
+    run()
