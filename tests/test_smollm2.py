@@ -17,10 +17,12 @@ from rich.table import Table
 
 from specgen.decoding.generation import Generation
 from specgen.decoding.self_check import CheckResult, SelfCheck, drift_bound
+from specgen.profiles.read import load_profile
 from specgen.report import run as run_module
 from specgen.rounds.record import Origin
-from specgen.session import Session, load
+from specgen.session import Session, load, load_session
 from specgen.settings import Mode
+from support.smollm2 import Sessions
 from support.stretched import SMOLLM2, installed, stretched
 
 smollm2 = [
@@ -59,15 +61,15 @@ PROMPTS = {
 }
 
 
-def loaded(profile: str | Path, **flags: object) -> Session:
+def loaded(profile: Path, **flags: object) -> Session:
     return load(str(profile), device="cpu", dtype="float32", **flags)
 
 
 @pytest.fixture(scope="module")
-def greedy_sessions() -> dict[str, Session]:
+def greedy_sessions(small: Sessions) -> dict[str, Session]:
     """SmolLM2 with prompt lookup, greedy; one session for raw prompts, one for chats."""
     settings = {"mode": "greedy", "max_new_tokens": 32}
-    return {template: loaded("smollm2", prompt__template=template, **settings) for template in ("raw", "chat")}
+    return {template: small(prompt__template=template, **settings) for template in ("raw", "chat")}
 
 
 @pytest.fixture(scope="module")
@@ -163,7 +165,12 @@ class TestStretched:
     @staticmethod
     def sessions(stretched_profile: Path) -> dict[str, Session]:
         """Greedy and exact, by the profile and a flag each."""
-        return {mode: loaded(stretched_profile, mode=mode, seed=3, engine="eager") for mode in ("greedy", "exact")}
+        flags = {"decoding.seed": 3, "device": "cpu", "dtype": "float32", "engine": "eager"}
+        found: dict[str, Session] = {}
+        for mode in ("greedy", "exact"):
+            profile = load_profile(str(stretched_profile), {**flags, "decoding.mode": mode})
+            found[mode] = load_session(profile, share=found.get("greedy"))
+        return found
 
     def test_checkpoint_is_smollm2_with_more_layers(self, sessions: dict[str, Session]) -> None:
         pair = sessions["exact"].pair
@@ -280,7 +287,7 @@ class TestGreedy:
             assert len(session.encode(prompt)) == 1
         if shape == "long":
             assert len(session.encode(prompt)) > 350
-        assert_greedy_equal(session, prompt, ks=(1, 2, 4, 8))
+        assert_greedy_equal(session, prompt, ks=(1, 8))  # what lies between, tiny models show in every call's width
 
     def test_prompt_lookup_has_something_to_say(self, greedy_sessions: dict[str, Session]) -> None:
         """The equality above would hold for a draft that never proposes: on repeating text it is accepted."""
@@ -304,8 +311,8 @@ class TestExact:
 
     @pytest.fixture(scope="class")
     @staticmethod
-    def session() -> Session:
-        return loaded("smollm2", k=4, max_new_tokens=32, prompt__template="chat", **SETTINGS)
+    def session(small: Sessions) -> Session:
+        return small(k=4, max_new_tokens=32, prompt__template="chat", **SETTINGS)
 
     def test_check_of_itself_over_seeds(self, session: Session) -> None:
         prompt = "Repeat this list three times: red, green, blue, yellow, red, green, blue, yellow."
@@ -321,10 +328,10 @@ class TestExact:
         for name, value in SETTINGS.items():
             assert f"{name} {value} (flag)" in shown
 
-    def test_check_of_itself_sees_another_temperature(self, session: Session) -> None:
+    def test_check_of_itself_sees_another_temperature(self, session: Session, small: Sessions) -> None:
         """What it would say of the same text, had it been drawn at .8 where 1 was promised."""
         runs = [session.generate(CHAT).run()]
-        promised = loaded("smollm2", k=4, **{**SETTINGS, "temperature": 1.0})
+        promised = small(k=4, **{**SETTINGS, "temperature": 1.0})
         honest = pooled(session, runs).result()
         assert honest.passed, honest.verdict
         other = dataclasses.replace(

@@ -50,5 +50,5 @@ def _root(
     if version:
         from specgen.machine.environment import version as installed
 
-        print(installed())
+        print(installed(), flush=True)  # here, where a full disk is still an error that can be told
         raise typer.Exit()

@@ -34,7 +34,6 @@ from specgen.models.causal import CausalLM
 from specgen.sampling import randomness
 from specgen.sampling.processors import Processors
 from specgen.sampling.randomness import KeyedUniforms, Stream
-from specgen.session import load
 from specgen.settings import Mode, Sampling
 from specgen.verification import judge
 from specgen.verification import rules as rules_module
@@ -47,6 +46,7 @@ from support.doubles import (
     mutant,
     random_table,
 )
+from support.smollm2 import Sessions
 from support.stretched import installed
 from support.tiny import tiny_pair
 
@@ -485,18 +485,9 @@ def test_command_refuses_a_proof_in_another_dtype(commanded: Callable[..., Any])
 class TestSmolLM2:
     pytestmark = SMOLLM2
 
-    def test_passes(self, mode: str) -> None:
+    def test_passes(self, mode: str, small: Sessions) -> None:
         flags: dict[str, Any] = {} if mode == "greedy" else SETTINGS
-        session = load(
-            "smollm2",
-            device="cpu",
-            dtype="float32",
-            mode=mode,
-            k=2,
-            max_new_tokens=8,
-            prompt__template="raw",
-            **flags,
-        )
+        session = small(mode=mode, k=2, max_new_tokens=8, prompt__template="raw", **flags)
         assert isinstance(session.pair.target, CausalLM)
         prompts = [session.encode("one two three one two three one two"), session.encode("a b a b a b a")]
         result = audited(session.pair, prompts=prompts, seeds=1, rounds=60)

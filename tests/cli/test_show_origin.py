@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -159,7 +160,8 @@ def test_plain(pair: Path) -> None:
     assert not any(c in written for c in CODES)
 
 
-def test_with_json_it_means_nothing(pair: Path) -> None:
-    refused(run(pair, "p.txt", "--show-origin", "--json"), 2, "--show-origin means nothing with --json")
+def test_with_json_it_means_nothing(pair: Path, here: Callable[..., Any]) -> None:
+    options = ["--profile", "pair.yaml", "--show-origin"]
+    refused(here(pair, "run", "p.txt", *options, "--json"), 2, "--show-origin means nothing with --json")
     (pair / "p.jsonl").write_text('{"prompt": "a"}\n')
-    refused(run(pair, "p.jsonl", "--show-origin"), 2, "--show-origin means nothing for .jsonl")
+    refused(here(pair, "run", "p.jsonl", *options), 2, "--show-origin means nothing for .jsonl")

@@ -114,7 +114,7 @@ def test_greedy_is_transformers_greedy(
         accepted += sum(r.accepted for r in rounds)
         assert compare_greedy(target, prompt, text_of(iter(rounds)), theirs, s) in ("equal", "near tie")
         assert text_of(rounds_of(target, None, prompt, s)) == theirs
-    assert accepted > 0 or kind == "ngram"
+    assert accepted > 0
 
 
 def test_the_comparison_tells_a_fault_from_a_near_tie(llamas: tuple[CausalLM, CausalLM]) -> None:
@@ -702,9 +702,10 @@ def test_recorders_agree_that_the_draft_sees_what_was_committed(llamas: tuple[Ca
     """After a full block the draft is fed two tokens: the one it had drafted last, and the bonus."""
     target, same = Recorder(llamas[0].model, "target"), Recorder(llamas[0].model, "draft")
     s = Sampling(mode=Mode.GREEDY, temperature=None, k=3, max_new_tokens=21)
-    text = list(PROMPTS["short"])
+    text, rounds = list(PROMPTS["short"]), []
     for finished in rounds_of(target, ModelDrafter(same, Processors.of(s)), text, s):
         text += finished.tokens
+        rounds.append(finished)
         assert same.content == text[: len(same.content)]
-    assert finished.index == 5  # 4 tokens a round: every round is a full block, so its cache is right
-    assert summarise([finished]).alpha is None or finished.accepted == finished.drafted
+    # 4 tokens a round: every round is a full block, so its cache is right; the last has room for one token.
+    assert [(r.drafted, r.accepted) for r in rounds] == 5 * [(3, 3)] + [(0, 0)]

@@ -139,8 +139,7 @@ def test_costs() -> None:
         "read GB/s",
         "of copy bandwidth",
     )
-    # Bytes of a prompt: 12,114,000 plain; 7,065,900 for k = 2 (test_analysis counts them); 192 and 136 units.
-    assert 12_114_000 / 12 == 1_009_500
+    # Bytes of a prompt: 12,114,000 plain; 7,065,900 for k = 2 (test_analyse counts them); 192 and 136 units.
     assert cells(table) == [
         ("plain", "-", "0.0%", "87.5%", "12.5%", "1.01", f"{12_114_000 / 192 / MS / 1e9:.2f}", "6.5%"),
         ("k = 2", "0.143", "14.7%", "76.5%", "8.8%", "0.59", f"{7_065_900 / 136 / MS / 1e9:.2f}", "5.3%"),

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import subprocess
-import sys
 import zlib
 from collections.abc import Iterator
 from html.parser import HTMLParser
@@ -21,9 +20,8 @@ from specgen.report.page import KINDS, page
 from specgen.report.page.figures import PALETTE
 from specgen.results.files import SCHEMA_VERSION, parse_bench
 from support import browser
+from support.command import process, write_pair
 from support.pages import HOSTILE, WORDS, bench_document, run_document
-
-SPECGEN = str(Path(sys.executable).with_name("specgen"))
 
 
 @pytest.fixture(scope="module")
@@ -200,14 +198,7 @@ def test_other_kinds_are_refused() -> None:
 
 
 def report(folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [SPECGEN, "report", *arguments],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, **environment},
-    )
+    return process(folder, "report", *arguments, **environment)
 
 
 @pytest.fixture
@@ -259,21 +250,20 @@ def test_report_says_what_is_wrong(folder: Path, arguments: list[str], says: str
 def test_without_plotly_report_says_what_to_install(folder: Path) -> None:
     (folder / "hidden" / "plotly").mkdir(parents=True)
     (folder / "hidden" / "plotly" / "__init__.py").write_text("raise ImportError('hidden')")
-    done = report(folder, "bench.json", PYTHONPATH=str(folder / "hidden"))
+    path = [str(folder / "hidden"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    done = report(folder, "bench.json", PYTHONPATH=os.pathsep.join(path))
     assert done.returncode == 2
     assert done.stderr == "specgen: the HTML page needs plotly: pip install 'specgen[report]'\n"
 
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from support.command import write_pair
-
     return write_pair(tmp_path_factory.mktemp("pair")).parent
 
 
 def specgen_run(pair: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     options = ["--profile", "pair.yaml", "--prompt", "a loaf", "--max-new-tokens", "12", *arguments]
-    return subprocess.run([SPECGEN, "run", *options], cwd=pair, capture_output=True, text=True, check=False)
+    return process(pair, "run", *options)
 
 
 def test_run_report_is_the_page_of_the_run_and_leaves_stdout_alone(pair: Path) -> None:

@@ -6,7 +6,6 @@ import os
 import pty
 import select
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +13,9 @@ import tokenizers as tk
 import transformers as tf
 import yaml
 
+from support import warm
 from support.tiny import noisy_copy, tiny_llama
-
-SPECGEN = str(Path(sys.executable).with_name("specgen"))
-
+from support.warm import SPECGEN
 
 WORDS = ["[UNK]", *"abcdefghijklmno .\né😀", "[bold]", "[/bold]", "[red]x", "<end>"]
 
@@ -29,6 +27,18 @@ PROMPT = "a [bold]loaf[/bold] of bacon"
 
 
 N = 60  # tokens of the usual run
+
+
+TASTES = (
+    "NO_COLOR",
+    "FORCE_COLOR",
+    "CLICOLOR_FORCE",
+    "COLUMNS",
+    "GITHUB_ACTIONS",
+    "PY_COLORS",
+    "PYTHONIOENCODING",
+    "PYTHONUNBUFFERED",
+)
 
 
 def write_tokenizer(folder: Path, words: list[str] = WORDS) -> None:
@@ -61,20 +71,19 @@ def write_pair(folder: Path) -> Path:
 
 
 def environment(folder: Path, **extra: str) -> dict[str, str]:
-    """One thread, no hub, no GPU, a cache of its own, and nothing of the caller's taste in colours."""
-    kept = {
-        k: v
-        for k, v in os.environ.items()
-        if k not in ("NO_COLOR", "FORCE_COLOR", "CLICOLOR_FORCE", "COLUMNS", "GITHUB_ACTIONS", "PY_COLORS")
-    }
+    """One thread, no hub, no GPU, a cache of its own, and nothing of the caller's taste in colours and buffers.
+
+    `specgen` is the warm one of support.warm, once it is started and unless `extra` changes what imports have read.
+    """
+    kept = {k: v for k, v in os.environ.items() if k not in TASTES}
     own = {
         "OMP_NUM_THREADS": "1",
         "HF_HUB_OFFLINE": "1",
-        "HF_HOME": str(folder / "hf"),
+        "HF_HOME": str(warm.folder() / "hf"),
         "CUDA_VISIBLE_DEVICES": "",
         "SPECGEN_CACHE": str(folder / "cache"),
         "TERM": "xterm-256color",
-        "PATH": f"{Path(SPECGEN).parent}{os.pathsep}{os.environ['PATH']}",
+        "PATH": os.pathsep.join((str(warm.bin_folder()), str(Path(SPECGEN).parent), os.environ["PATH"])),
     }
     return {**kept, **own, **extra}
 
@@ -82,10 +91,11 @@ def environment(folder: Path, **extra: str) -> dict[str, str]:
 def process(folder: Path, *arguments: str, stdin: Any = subprocess.DEVNULL, **extra: str) -> Any:
     """`specgen ARGUMENTS` in `folder`, run to its end."""
     given = {"input": stdin} if isinstance(stdin, str) else {"stdin": stdin}
+    env = environment(folder, **extra)
     return subprocess.run(
-        [SPECGEN, *arguments],
+        [warm.command(env), *arguments],
         cwd=folder,
-        env=environment(folder, **extra),
+        env=env,
         capture_output=True,
         text=True,
         encoding="utf-8",
@@ -116,7 +126,9 @@ def on_terminal(folder: Path, arguments: list[str], **extra: str) -> tuple[int, 
     """Exit code and everything written, with a terminal of 200 columns as stdin, stdout and stderr."""
     ours, theirs = pty.openpty()
     env = environment(folder, COLUMNS="200", **extra)
-    child = subprocess.Popen([SPECGEN, *arguments], cwd=folder, env=env, stdin=theirs, stdout=theirs, stderr=theirs)
+    child = subprocess.Popen(
+        [warm.command(env), *arguments], cwd=folder, env=env, stdin=theirs, stdout=theirs, stderr=theirs
+    )
     os.close(theirs)
     written = b""
     try:
