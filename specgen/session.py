@@ -11,7 +11,7 @@ import torch
 
 from specgen.checkpoints.dtype import settle
 from specgen.checkpoints.load import end_tokens, generation_defaults, load_config, load_tokenizer, load_weights
-from specgen.checkpoints.locate import locate
+from specgen.checkpoints.locate import locate, locate_settings
 from specgen.checkpoints.located import Located
 from specgen.checkpoints.vocabulary import Vocabulary, compare_tokenizers, vocabulary_of
 from specgen.decoding.generation import Generation
@@ -119,9 +119,9 @@ def load_session(
     target serves this one too, if it is the same with the same settings: its weights are loaded once."""
     settings, draft = profile.target, None if plain else profile.draft
     # 1. Locate both.
-    located = {"target": locate(settings.checkpoint, settings.revision, quiet=quiet)}
+    located = {"target": locate_settings(settings, quiet=quiet)}
     if isinstance(draft, CheckpointSettings):
-        located["draft"] = locate(draft.checkpoint, draft.revision, quiet=quiet)
+        located["draft"] = locate_settings(draft, quiet=quiet)
     # 2. Settle everything that needs no weights.
     device = _device(settings)
     settle_threads()

