@@ -18,13 +18,15 @@ from pathlib import Path
 from typing import Any
 
 from specgen.checkpoints.explain import explain
+from specgen.checkpoints.gguf import Account, Header
 from specgen.checkpoints.load import call_from_pretrained
 from specgen.checkpoints.located import INSTALL_GGUF, Located, cache_folder
 from specgen.checkpoints.store import STAMP, cache_lock, disk_errors, no_room, remove_leftovers
 from specgen.errors import SpecgenError, UsageError
 
 # Counts up whenever a conversion comes out differently, so that older conversions are not used again.
-CONVERSION = 1
+# 2: rotary scaling is applied; every tensor and key is accounted for.
+CONVERSION = 2
 
 
 # llama.cpp's rules "smollm" and the like: first every digit (\p{N}) stands alone, then GPT-2's expression.
@@ -80,7 +82,8 @@ def _convert(checkpoint: str, file: Path, folder: Path, digest: str, quiet: bool
             with explain(checkpoint):
                 warning = _write_tokenizer(file, partial, facts)
                 advance()
-                _write_weights(file, partial)
+                account = Account(facts.header, checkpoint)
+                _write_weights(file, partial, account)
                 advance()
             # In place of the library's, which writes defaults as if the checkpoint had set them.
             (partial / "generation_config.json").write_text(json.dumps(facts.generation, indent=2) + "\n")
@@ -89,6 +92,7 @@ def _convert(checkpoint: str, file: Path, folder: Path, digest: str, quiet: bool
                 "sha256": digest,
                 "when": datetime.now(UTC).isoformat(timespec="seconds"),
                 "conversion": CONVERSION,
+                "applied": account.applied,
             }
             (partial / STAMP).write_text(json.dumps(stamp, indent=2) + "\n")
         os.replace(partial, folder)
@@ -102,6 +106,7 @@ def _convert(checkpoint: str, file: Path, folder: Path, digest: str, quiet: bool
 class _Facts:
     """What is needed of a GGUF file's header. split: the name of its tokenizer's split rule, if any."""
 
+    header: Header
     float32_bytes: int
     split: str | None
     generation: dict[str, Any]
@@ -116,6 +121,7 @@ def _gguf_facts(checkpoint: str, file: Path) -> _Facts:
 
     try:
         reader = GGUFReader(file)
+        header = Header.of(reader)
     except (ValueError, IndexError, KeyError, OSError, UnicodeDecodeError) as error:
         raise SpecgenError(f"{checkpoint}: {file} is truncated or damaged; download it again.") from error
 
@@ -127,7 +133,7 @@ def _gguf_facts(checkpoint: str, file: Path) -> _Facts:
     ends = sorted({int(e) for e in (value("eos_token_id"), value("eot_token_id")) if e is not None})
     generation = {"eos_token_id": ends[0] if len(ends) == 1 else ends} if ends else {}
     elements = sum(int(tensor.n_elements) for tensor in reader.tensors)
-    return _Facts(4 * elements, value("pre") if value("model") == "gpt2" else None, generation)
+    return _Facts(header, 4 * elements, value("pre") if value("model") == "gpt2" else None, generation)
 
 
 def _write_tokenizer(file: Path, folder: Path, facts: _Facts) -> str | None:
@@ -160,8 +166,10 @@ def _write_tokenizer(file: Path, folder: Path, facts: _Facts) -> str | None:
     )
 
 
-def _write_weights(file: Path, folder: Path) -> None:
+def _write_weights(file: Path, folder: Path, account: Account) -> None:
+    """Convert the weights. Raises UsageError where something of the file that changes the text would be left out."""
     import torch
+    from transformers import AutoConfig
 
     source = str(file.parent)
     model = call_from_pretrained(source, gguf_file=file.name, dtype=torch.float32, trust_remote_code=False)
@@ -169,7 +177,9 @@ def _write_weights(file: Path, folder: Path) -> None:
     if hasattr(model.config, "quantization_config"):
         del model.config.quantization_config
     model.hf_quantizer = None
+    account.apply(model.config)
     model.save_pretrained(folder)
+    account.settle(model, AutoConfig.from_pretrained(folder, trust_remote_code=False))
 
 
 @contextlib.contextmanager
