@@ -23,7 +23,7 @@ from specgen.machine.clocks import clock_for
 from specgen.machine.devices import pick_device, settle_threads
 from specgen.models.causal import CausalLM
 from specgen.models.engines import prepare
-from specgen.models.rope import rope_changes_with_length
+from specgen.models.rope import rope_constant_up_to
 from specgen.profiles.effective import resolve_sampling
 from specgen.profiles.read import DEFAULT_PROFILE
 from specgen.profiles.read import load_profile as read_profile
@@ -75,8 +75,15 @@ class Session:
         if self.context is not None and wanted > self.context:
             raise UsageError(
                 f"the prompt has {prompt_tokens} tokens, and with --max-new-tokens {self.sampling.max_new_tokens} "
-                f"that makes {wanted}: more than the context of {self.context} tokens"
+                f"that makes {wanted}: more than the context of {self.context} tokens{self._why_no_more()}"
             )
+
+    def _why_no_more(self) -> str:
+        drafting = getattr(self.pair.drafter, "model", None)
+        for role, side in (("target", self.pair.target), ("draft", drafting)):
+            if isinstance(side, CausalLM) and rope_constant_up_to(side.model.config) == self.context:
+                return f", beyond which the {role}'s rotary embedding changes"
+        return ""
 
     def generate(self, prompt: str | Sequence[int], *, plain: bool = False, timed: bool = True) -> Generation:
         """A generation to iterate over. plain: decode without the draft. Other than a text are token ids.
@@ -204,11 +211,10 @@ def _model(
         engine = prepare(model, settings.engine)
     except ValueError as error:
         raise UsageError(f"{role}: {error}") from None
-    if rope_changes_with_length(model):
+    if (constant := rope_constant_up_to(model.config)) is not None:
         notes.append(
-            f"the {role} changes its rotary embedding with the text's length: where a text crosses that length, a "
-            "call on several tokens and one on a single token differ, and greedy or coupled texts may differ from "
-            "plain decoding's"
+            f"the {role}'s rotary embedding changes beyond {constant} tokens, where what was cached before no longer "
+            "fits: texts that would become longer are refused"
         )
     return CausalLM(model, role, vocabulary.size, engine=engine)
 
