@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from specgen.checkpoints.chat import prompt_notes, prompt_tokens, tokenizer_notes
 from specgen.checkpoints.dtype import settle
 from specgen.checkpoints.load import end_tokens, generation_defaults, load_config, load_tokenizer, load_weights
 from specgen.checkpoints.locate import locate, locate_settings
@@ -53,22 +54,18 @@ class Session:
         """
         if not prompt.strip():
             raise UsageError("the prompt is empty")
-        tokenizer, settings = self.pair.tokenizer, self.profile.prompt
-        has_template = bool(getattr(tokenizer, "chat_template", None))
-        if settings.template == "chat" and not has_template:
-            raise UsageError(f"{self.profile.target.checkpoint} has no chat template: use --raw")
-        if settings.template == "raw" or not has_template:
-            if settings.system is not None:
-                raise UsageError("--system needs a chat template: leave it out, or do without --raw")
-            tokens = tokenizer(prompt).input_ids
-        else:
-            messages = [{"role": "system", "content": settings.system}] if settings.system is not None else []
-            messages.append({"role": "user", "content": prompt})
-            tokens = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+        target = self.profile.target
+        tokens = prompt_tokens(
+            self.pair.tokenizer, self.profile.prompt, target.tokenizer or target.checkpoint, prompt
+        )
         if not tokens:
             raise UsageError("the prompt holds no token of the target's")
         self._check_room(len(tokens))
-        return list(tokens)
+        return tokens
+
+    def notes_of(self, prompt: str, tokens: list[int]) -> list[str]:
+        """What the user should know of how this prompt is read; tokens: what `encode` made of it."""
+        return prompt_notes(self.pair.tokenizer, self.profile.prompt, prompt, tokens)
 
     def _check_room(self, prompt_tokens: int) -> None:
         wanted = prompt_tokens + self.sampling.max_new_tokens
@@ -133,6 +130,8 @@ def load_session(
     device = _device(settings)
     settle_threads()
     tokenizer = _tokenizer(located["target"], settings, quiet)
+    # A template's fault shows here; it may still refuse one prompt of many later.
+    prompt_tokens(tokenizer, profile.prompt, settings.tokenizer or settings.checkpoint, "a")
     config = load_config(located["target"], settings.trust_remote_code)
     rows = int(config.get_text_config().vocab_size)
     if isinstance(draft, CheckpointSettings):
@@ -147,7 +146,7 @@ def load_session(
     else:
         vocabulary, own_device = vocabulary_of(tokenizer, rows=rows), device
     sampling = _sampling(profile, located["target"], config, tokenizer, vocabulary)
-    notes = [*_notes(rows, vocabulary)]
+    notes = [*_notes(rows, vocabulary), *tokenizer_notes(tokenizer, profile.prompt, sampling.end_tokens)]
     # 3. Load both.
     shared = _shares(share, settings, located["target"])
     target = shared.target if shared else _model(located["target"], settings, device, "target", vocabulary, notes)
