@@ -21,6 +21,7 @@ from specgen.checkpoints.explain import explain
 from specgen.checkpoints.gguf import Account, Header
 from specgen.checkpoints.load import call_from_pretrained
 from specgen.checkpoints.located import INSTALL_GGUF, Located, cache_folder
+from specgen.checkpoints.progress import alone
 from specgen.checkpoints.store import STAMP, cache_lock, disk_errors, no_room, remove_leftovers
 from specgen.errors import SpecgenError, UsageError
 
@@ -199,5 +200,5 @@ def _working(message: str, quiet: bool, steps: int) -> Iterator[Callable[[], Non
         console.print(f"specgen: {message}", markup=False, highlight=False, soft_wrap=True)
     task = bar.add_task(message, total=steps)
     # tqdm has no switch that works after its import, and writes to whatever sys.stderr is at the time.
-    with bar, contextlib.redirect_stderr(io.StringIO()):
+    with alone(), bar, contextlib.redirect_stderr(io.StringIO()):
         yield lambda: bar.advance(task)

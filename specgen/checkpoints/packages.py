@@ -25,6 +25,7 @@ from pathlib import Path, PurePosixPath
 
 from specgen.checkpoints.explain import size_text
 from specgen.checkpoints.located import packages_folder
+from specgen.checkpoints.progress import alone
 from specgen.checkpoints.store import STAMP, cache_lock, disk_errors, remove_leftovers
 from specgen.errors import SpecgenError, UsageError
 from specgen.profiles.schema import RELEASE
@@ -211,7 +212,7 @@ def _fetching(release: Release, quiet: bool) -> Iterator[Callable[[int], None]]:
     columns = (TextColumn(f"fetching {release.requirement}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
     task = bar.add_task("", total=release.bytes)
-    with bar:
+    with alone(), bar:
         yield lambda done: bar.update(task, completed=done)
 
 

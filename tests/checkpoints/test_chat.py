@@ -1,4 +1,4 @@
-"""What becomes of a prompt before weights load: templates, special tokens, an appended end; and what is no decoder."""
+"""What becomes of a prompt before weights load: templates, special tokens, an added end; and what is no decoder."""
 
 from __future__ import annotations
 

@@ -25,6 +25,7 @@ from specgen.checkpoints import locate as locate_module
 from specgen.checkpoints.locate import locate, locate_settings
 from specgen.checkpoints.located import Located
 from specgen.checkpoints.packages import FetchError
+from specgen.checkpoints.progress import alone, around
 from specgen.checkpoints.store import cache_entries, clear_cache
 from specgen.errors import SpecgenError, UsageError
 from specgen.profiles.schema import CheckpointSettings
@@ -315,3 +316,17 @@ def test_what_was_interrupted_half_way_leaves_nothing_that_counts(slow_index, pa
     assert (found / "m.safetensors").stat().st_size == 3_000_000
     assert [f.name for f in packages.iterdir() if f.is_dir()] == ["specgen-test-weights-1.2"]
     assert json.loads((packages / "specgen-test-weights-1.2" / "specgen.json").read_text())["source"] == CHECKPOINT
+
+
+def test_the_bar_has_the_terminal_to_itself(index):
+    """A spinner that goes on would be drawn over the bar, on the same line."""
+    events: list[str] = []
+    spinner = SimpleNamespace(start=lambda: events.append("start"), stop=lambda: events.append("stop"))
+    write_wheel(index)
+    with around(spinner):
+        locate(CHECKPOINT, quiet=True)
+        assert events == ["stop", "start"]
+        locate(CHECKPOINT, quiet=True)
+    assert events == ["stop", "start"]
+    with alone():
+        assert events == ["stop", "start"]
