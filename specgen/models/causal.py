@@ -14,8 +14,8 @@ from transformers import DynamicCache
 from specgen.errors import RunError, UsageError
 from specgen.models.caches import in_place
 from specgen.models.protocol import PREFILL_CHUNK, LanguageModel
-from specgen.models.rope import context_of
 from specgen.models.ragged import RaggedLM
+from specgen.models.rope import context_of
 from specgen.models.traffic import cache_bytes, call_bytes
 
 SCORE_CHUNK = 256  # rows a call: bounds the [rows, vocabulary] logits of a teacher-forced pass
