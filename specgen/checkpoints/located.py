@@ -43,13 +43,22 @@ def weight_files(folder: Path) -> list[Path]:
     return sorted(folder.glob("*.safetensors"))
 
 
-# Converted checkpoints
+# The user's cache
 def cache_folder() -> Path:
     """Where converted checkpoints live: in $SPECGEN_CACHE, else in the user's cache folder."""
+    return _cache_root() / "converted"
+
+
+def packages_folder() -> Path:
+    """Where checkpoints fetched from Python packages live, beside the converted ones."""
+    return _cache_root() / "packages"
+
+
+def _cache_root() -> Path:
     import platformdirs
 
     root = os.environ.get("SPECGEN_CACHE") or platformdirs.user_cache_dir("specgen", appauthor=False)
-    return Path(root).expanduser().absolute() / "converted"
+    return Path(root).expanduser().absolute()
 
 
 def pickle_only(checkpoint: str, where: str) -> str:

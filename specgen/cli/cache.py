@@ -1,4 +1,4 @@
-"""`specgen cache`: the converted checkpoints."""
+"""`specgen cache`: the fetched and the converted checkpoints."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ import typer
 
 from specgen.cli.output import guarded
 
-cache_app = typer.Typer(help="The converted checkpoints in the user's cache folder.", no_args_is_help=True)
+cache_app = typer.Typer(
+    help="The fetched and converted checkpoints in the user's cache folder.", no_args_is_help=True
+)
 
 
 @cache_app.command("list")
 def cache_list() -> None:
-    """The converted checkpoints, their sizes and the folder."""
+    """The fetched and converted checkpoints, their sizes and the folder."""
     with guarded():
         from specgen.checkpoints.located import cache_folder
         from specgen.checkpoints.store import cache_entries
@@ -22,12 +24,12 @@ def cache_list() -> None:
         entries = cache_entries()
         for entry in entries:
             print(f"{entry.name}  {entry.bytes / 1e6:.0f} MB  {entry.when}  from {entry.source}")
-        print(f"{len(entries)} in {cache_folder()}", file=sys.stderr)
+        print(f"{len(entries)} in {cache_folder().parent}", file=sys.stderr)
 
 
 @cache_app.command("clear")
 def cache_clear(name: Annotated[str | None, typer.Argument(help="One entry; all without.")] = None) -> None:
-    """Remove converted checkpoints; they are converted again when needed."""
+    """Remove fetched and converted checkpoints; they are fetched or converted again when needed."""
     with guarded():
         from specgen.checkpoints.store import clear_cache
 

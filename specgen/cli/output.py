@@ -102,7 +102,11 @@ def write(text: str) -> None:
 def quiet_loading(quiet: bool) -> Iterator[None]:
     """While models load: a spinner where stderr is a terminal, and silence from transformers."""
     console = stderr_console()
-    with console.status("loading…") if moving(console, quiet) else contextlib.nullcontext():
+    with contextlib.ExitStack() as stack:
+        if moving(console, quiet):
+            from specgen.checkpoints.progress import around
+
+            stack.enter_context(around(stack.enter_context(console.status("loading…"))))
         import transformers
 
         transformers.logging.set_verbosity_error()

@@ -32,7 +32,7 @@ from specgen.cli.options import (
     TypicalEpsilon,
     sampling_flags,
 )
-from specgen.cli.output import EXIT_FAILED, EXIT_USAGE, guarded, load_quietly, stderr_console
+from specgen.cli.output import EXIT_FAILED, EXIT_USAGE, guarded, load_quietly, stderr_console, tell_notes
 from specgen.cli.report import check_target, write_run
 from specgen.errors import SpecgenError, UsageError
 from specgen.profiles.read import DEFAULT_PROFILE
@@ -270,7 +270,7 @@ def run(
             session = load_quietly(settings, plain=plain, quiet=quiet)
             for p in prompts:  # a prompt that is too long shows before the first is generated
                 try:
-                    session.encode(p.text)
+                    tell_notes(session.notes_of(p.text, session.encode(p.text)), quiet)
                 except UsageError as error:
                     raise UsageError(f"{p.name}: {error}") from None
             headings = len(prompts) > 1

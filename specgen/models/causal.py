@@ -15,6 +15,7 @@ from specgen.errors import RunError, UsageError
 from specgen.models.caches import in_place
 from specgen.models.protocol import PREFILL_CHUNK, LanguageModel
 from specgen.models.ragged import RaggedLM
+from specgen.models.rope import context_of
 from specgen.models.traffic import cache_bytes, call_bytes
 
 SCORE_CHUNK = 256  # rows a call: bounds the [rows, vocabulary] logits of a teacher-forced pass
@@ -50,7 +51,7 @@ class CausalLM(LanguageModel):
         self.device: torch.device = model.device
         config = model.config.get_text_config()
         self.vocabulary = vocabulary or int(config.vocab_size)
-        self.context: int | None = getattr(config, "max_position_embeddings", None)
+        self.context = context_of(model.config)
         self.windowed = bool(getattr(config, "sliding_window", None))
         self._embeddings = int(model.get_input_embeddings().weight.shape[0])
         parameters = inspect.signature(model.forward).parameters

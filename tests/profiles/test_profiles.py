@@ -608,7 +608,8 @@ def test_the_template_is_valid_and_so_are_its_examples(folder: Path) -> None:
     examples = re.sub(r"^( *)#(?=\w+:)", r"\1", text, flags=re.M)
     every = loaded(examples)
     assert every.decoding.model_fields_set == set(type(every.decoding).model_fields)
-    assert every.target.model_fields_set == set(type(every.target).model_fields)
+    of_packages = {"sha256", "bytes", "otherwise"}  # refused beside a hub id
+    assert every.target.model_fields_set == set(type(every.target).model_fields) - of_packages
     assert every.decoding.stop == ("\n\n",)
     defaults = resolve_sampling(loaded(re.sub("(stop|end_tokens): .*", r"\1:", examples)), {})
     assert replace(defaults, sources={}) == Sampling()
@@ -626,6 +627,46 @@ def test_merged_settings_are_plain_complete_and_load_again(folder: Path, text: s
     again = loaded(yaml.safe_dump(settings))
     assert merged_settings(again) == settings
     assert again.draft == profile.draft
+
+
+RELEASE = "target: {checkpoint: 'package:some-weights==1.2', EXTRA}"
+PIN = "ab" * 32
+
+
+def test_a_package_may_be_pinned_and_have_a_second_source(folder: Path) -> None:
+    profile = loaded(RELEASE.replace("EXTRA", f"sha256: {PIN}, bytes: 7, otherwise: me/it, revision: v1"))
+    target = profile.target
+    assert (target.sha256, target.bytes, target.otherwise, target.revision) == (PIN, 7, "me/it", "v1")
+    # The pins are of the file's own checkpoint: they do not follow a flag that names another.
+    other = loaded(RELEASE.replace("EXTRA", f"sha256: {PIN}, bytes: 7"), {"target.checkpoint": "me/other"}).target
+    assert (other.checkpoint, other.sha256, other.bytes) == ("me/other", None, None)
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        (RELEASE.replace("EXTRA", "sha256: abc"), ["target.sha256: 'abc' is not allowed", "64 digits"]),
+        (RELEASE.replace("EXTRA", "bytes: 0"), ["target.bytes: 0 is not allowed"]),
+        (RELEASE.replace("EXTRA", "revision: v1"), ["target: revision means something only with a hub id"]),
+        (
+            f"target: {{checkpoint: me/it, sha256: {PIN}}}",
+            ["target: sha256 means something only with", "NAME==VERSION"],
+        ),
+        (
+            "target: {checkpoint: 'package:m/x.gguf', otherwise: me/it}",
+            ["target: otherwise means something only with"],
+        ),
+        ("target: {checkpoint: 'package:some-weights'}", ["target.checkpoint", "package:NAME==VERSION"]),
+        ("target: {checkpoint: 'package:some-weights==1.*'}", ["target.checkpoint", "package:NAME==VERSION"]),
+        ("target: {checkpoint: 'package:a b==1'}", ["target.checkpoint", "package:NAME==VERSION"]),
+    ],
+)
+def test_packages_that_are_written_wrongly(folder: Path, text: str, parts: list[str]) -> None:
+    with pytest.raises(UsageError) as error:
+        loaded(text)
+    assert len(str(error.value).splitlines()) == 1
+    for part in parts:
+        assert part in str(error.value)
 
 
 def test_profiles_imports_no_torch() -> None:

