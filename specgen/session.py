@@ -42,6 +42,7 @@ class Session:
     located: dict[str, Located]
     context: int | None
     notes: tuple[str, ...] = ()
+    both_hold: int | None = None
 
     @property
     def sampling(self) -> Sampling:
@@ -65,7 +66,11 @@ class Session:
 
     def notes_of(self, prompt: str, tokens: list[int]) -> list[str]:
         """What the user should know of how this prompt is read; tokens: what `encode` made of it."""
-        return prompt_notes(self.pair.tokenizer, self.profile.prompt, prompt, tokens)
+        notes = prompt_notes(self.pair.tokenizer, self.profile.prompt, prompt, tokens)
+        wanted = len(tokens) + self.sampling.max_new_tokens
+        if self.both_hold is not None and wanted > self.both_hold and self.both_hold != self.context:
+            notes.append(f"the draft holds {self.both_hold} tokens: behind them the target goes on without it")
+        return notes
 
     def _check_room(self, prompt_tokens: int) -> None:
         wanted = prompt_tokens + self.sampling.max_new_tokens
@@ -76,10 +81,9 @@ class Session:
             )
 
     def _why_no_more(self) -> str:
-        drafting = getattr(self.pair.drafter, "model", None)
-        for role, side in (("target", self.pair.target), ("draft", drafting)):
-            if isinstance(side, CausalLM) and rope_constant_up_to(side.model.config) == self.context:
-                return f", beyond which the {role}'s rotary embedding changes"
+        target = self.pair.target
+        if isinstance(target, CausalLM) and rope_constant_up_to(target.model.config) == self.context:
+            return ", beyond which the target's rotary embedding changes"
         return ""
 
     def generate(self, prompt: str | Sequence[int], *, plain: bool = False, timed: bool = True) -> Generation:
@@ -163,7 +167,7 @@ def load_session(
     known = [side.context for side in sides if side.context is not None]
     hold = shared.hold if shared else Hold()  # one cache, one hold
     pair = Pair(target, drafter, processors, sampling, tokenizer, target.dtype, clock_for(device), hold)
-    return Session(profile, pair, located, min(known) if known else None, tuple(notes))
+    return Session(profile, pair, located, target.context, tuple(notes), min(known, default=None))
 
 
 def _shares(share: Session | None, settings: CheckpointSettings, at: Located) -> Pair | None:

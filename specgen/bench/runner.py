@@ -342,8 +342,8 @@ class _Runner:
             target = session.pair.target
             self.tell(f"probing the costs of calls, {session.profile.name} {engine_of(session)}", None, None)
             text = self._probe_text()
-            if session.context is not None and len(text) + most > session.context:
-                text = text[: max(1, session.context - most)]
+            if session.both_hold is not None and len(text) + most > session.both_hold:
+                text = text[: max(1, session.both_hold - most)]
             session.pair.hold.take(None)
             found = probe(session.pair, text, all_widths(most))
             device = target.device
@@ -395,7 +395,7 @@ class _Runner:
                     [*prompt, *self.texts[at, run]],
                     len(prompt),
                     temperatures=(),
-                    context=session.context,
+                    context=session.both_hold,
                     coupled=pair.sampling.mode is Mode.COUPLED,
                 )
                 ratios = found.positions()["ratio"]

@@ -13,6 +13,12 @@ from specgen.sampling.processors import Processors, check_finite
 from specgen.sampling.randomness import Stream, Uniforms, draw
 
 
+def within(model: LanguageModel | RowsModel, text: int, k: int) -> int:
+    """How many of k tokens the model can draft behind a text of so many: none where the text has outgrown its context,
+    from where on it proposes nothing, and the target goes on alone."""
+    return k if model.context is None else max(0, min(k, model.context + 1 - text))
+
+
 class ModelDrafter(Drafter):
     """A checkpoint that drafts by sampling from its own processed distribution (greedy: its argmax)."""
 
@@ -38,13 +44,14 @@ class ModelDrafter(Drafter):
 
     def start(self, prompt: Sequence[int]) -> None:
         self.model.reset()
-        prefill(self.model, prompt[:-1])
+        if within(self.model, len(prompt), 1):
+            prefill(self.model, prompt[:-1])
 
     def propose(self, prefix: Sequence[int], k: int, round_index: int, uniforms: Uniforms) -> Proposal:
         drafted: list[int] = []
         rows: list[Tensor] = []
         feed = list(prefix[self.cached :])  # the last token; two after a round in which everything was accepted
-        for j in range(k):
+        for j in range(within(self.model, len(prefix), k)):
             logits = self.model.forward(torch.tensor([feed]), 1)[0]
             check_finite(logits, self.model.role, len(prefix) + j)
             # A long text is copied only for those who read it.
@@ -60,9 +67,13 @@ class ModelDrafter(Drafter):
         self.model.rollback([count])
 
     def score(self, tokens: Sequence[int], start: int) -> Iterator[tuple[int, list[Tensor | None]]]:
-        for first, logits in self.model.score(tokens, start):
+        context = self.model.context
+        end = len(tokens) if context is None else min(len(tokens), context + 1)
+        for first, logits in self.model.score(tokens[:end], start) if start < end else ():
             probs = self.processors(logits, tokens[:first], tokens[first : first + len(logits) - 1])
             yield first, list(probs)
+        for i in range(max(start, end), len(tokens)):
+            yield i, [None]
 
     def for_rows(self, rows: int) -> RowsDrafter:
         if not self.chain:
@@ -90,6 +101,7 @@ class CheckpointRows:
         return self._model.lengths
 
     def propose(self, rows: Sequence[Row], ks: Sequence[int], round_index: int) -> list[Proposal]:
+        ks = [within(self._model, len(row.tokens), k) for row, k in zip(rows, ks, strict=True)]
         texts = [list(row.tokens) for row in rows]
         probs: list[list[Tensor]] = [[] for _ in rows]
         for j in range(max(ks)):

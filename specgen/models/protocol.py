@@ -18,6 +18,7 @@ class RowsModel(Protocol):
 
     role: str
     vocabulary: int
+    context: int | None
 
     @property
     def lengths(self) -> tuple[int, ...]: ...
@@ -88,7 +89,7 @@ class OneRow:
     """A `LanguageModel` as a batch of one, in the calls and with the cache that it has anyway."""
 
     def __init__(self, model: LanguageModel) -> None:
-        self.model, self.role, self.vocabulary = model, model.role, model.vocabulary
+        self.model, self.role, self.vocabulary, self.context = model, model.role, model.vocabulary, model.context
         self.rollback = model.rollback
 
     @property

@@ -28,7 +28,7 @@ class RaggedLM:
     """
 
     def __init__(self, model: CausalLM) -> None:
-        self.model, self.role, self.vocabulary = model, model.role, model.vocabulary
+        self.model, self.role, self.vocabulary, self.context = model, model.role, model.vocabulary, model.context
         hf = model.model
         name = f"the {model.role} ({type(hf).__name__})"
         alibi = getattr(hf.config.get_text_config(), "alibi", False)  # positions come from the mask's own shape

@@ -110,7 +110,7 @@ def analyse(
             pair.sampling,
             tokens,
             first,
-            context=session.context,
+            context=session.both_hold,
             progress=tell,
         )
         read = pieces(pair.tokenizer, tokens, first - 1)
@@ -119,7 +119,7 @@ def analyse(
     if costs is None:
         progress("measuring the cost of calls")
         try:
-            measured = probe(pair, found[0].text, few_widths(max_k), context=session.context)
+            measured = probe(pair, found[0].text, few_widths(max_k), context=session.both_hold)
         except ValueError as error:
             raise UsageError(f"{error}: use a smaller --max-k, or give --c") from None
         costs, costs_from = UnitCosts.measured(measured, max_k), "measured here"
@@ -181,7 +181,7 @@ def _notes(session: Session, found: Sequence[Found], own: int | None) -> list[st
     for f in found:
         if f.scores.windows > 1:
             notes.append(
-                f"{f.name}: longer than the context of {session.context} tokens: {f.scores.windows} windows with "
+                f"{f.name}: longer than the context of {session.both_hold} tokens: {f.scores.windows} windows with "
                 "half overlap, each token scored once"
             )
     return notes

@@ -18,6 +18,7 @@ from torch import Tensor
 from specgen.decoding.captured.capture import Capture, Captured, Step
 from specgen.decoding.loop import Seen
 from specgen.decoding.settle import recorded, until_the_end
+from specgen.drafting.checkpoint import within
 from specgen.drafting.drafter import Drafter, Row
 from specgen.errors import CaptureError, RunError
 from specgen.models.static import AHEAD, StaticCache, first_line, tier
@@ -287,7 +288,8 @@ class GraphLoop:
             if cache is not None:
                 cache.model.reset()  # the eager loop's cache, which would only take up memory
                 cache.grow(tier(len(prompt)))
-                cache.prefill(prompt[:-1])
+                if within(cache.model, len(prompt), 1):
+                    cache.prefill(prompt[:-1])
         if self.drafter is not None:
             self.drafter.start(prompt)
 
@@ -317,6 +319,10 @@ class GraphLoop:
     def propose(self, live: Sequence[Row], most: Sequence[int], index: int) -> None:
         (row,), (room,) = live, most
         if self.drafter is None:
+            assert self.draft is not None
+            room = within(self.draft.model, len(row.tokens), room)
+            with torch.inference_mode():
+                self.offered.fill_(room)
             for j in range(room):
                 self._replay("next" if j else "first", self._extent)
             self._drafting = room
