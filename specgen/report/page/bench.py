@@ -157,7 +157,8 @@ def _row_tokens(row: Row, pieces: dict[int, str], *, plain: bool) -> list[list[A
             origin = Origin.PLAIN if plain else Origin.ACCEPTED if j < r.accepted else last
             overlap = r.overlaps[j] if j < r.tested else None
             token = row.tokens[len(found)]
-            found.append([piece_of(pieces.get(token), token), LETTERS[origin], overlap, r.index + 1, j + 1])
+            piece = row.pieces.get(len(found), pieces.get(token))
+            found.append([piece_of(piece, token), LETTERS[origin], overlap, r.index + 1, j + 1])
     return found
 
 
