@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -98,8 +97,8 @@ def pieces(tokenizer: Any, tokens: Sequence[int], first: int) -> list[str]:
         if longer.endswith(_INCOMPLETE) and end < len(tokens):
             found.append("")
             continue
-        same = len(os.path.commonprefix([known, longer]))  # shorter than known by a half character, now a whole one
-        whole = len(known.rstrip(_INCOMPLETE))
-        found.append(longer[same:] if same >= whole else decode(tokens[settled:end]))
+        if not longer.startswith(known):
+            known = known.rstrip(_INCOMPLETE)  # half a character, now a whole one
+        found.append(longer[len(known) :] if longer.startswith(known) else decode(tokens[settled:end]))
         begin, settled = settled, end
     return found
