@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import math
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -128,24 +128,12 @@ class Sampler:
             n = sum(counter.values())
             if n < 2 * EXPECTED:
                 continue
-            expected = self._expected(text, tested).cpu() * n
-            observed = torch.zeros_like(expected)
-            observed[list(counter)] = torch.tensor(list(counter.values()), dtype=expected.dtype)
-            alone = expected >= EXPECTED
-            e, o = expected[alone].tolist(), observed[alone].tolist()
-            rest_e, rest_o = float(expected[~alone].sum()), float(observed[~alone].sum())
-            if rest_e >= EXPECTED:
-                e.append(rest_e)
-                o.append(rest_o)
-            elif e:
-                least = e.index(min(e))
-                e[least] += rest_e
-                o[least] += rest_o
-            if len(e) < 2:
-                continue
-            g = 2 * sum(b * math.log(b / a) for a, b in zip(e, o, strict=True) if b)
-            total += g / (1 + (sum(n / a for a in e) - 1) / (6 * n * (len(e) - 1)))
-            freedom += len(e) - 1
+            row = self._expected(text, tested).cpu().double().numpy()
+            observed = np.zeros_like(row)
+            observed[list(counter)] = list(counter.values())
+            g, bins = g_statistic(observed, row)
+            if bins > 1:
+                total, freedom = total + g, freedom + bins - 1
         return total, freedom
 
     def finding(self) -> Finding:
@@ -184,3 +172,27 @@ def check(subject: Subject, deadline: float) -> Finding:
     for group in subject.in_time(deadline, subject.groups(range(subject.rounds))):
         sampler.rounds(group)
     return sampler.finding()
+
+
+def g_statistic(observed: np.ndarray, row: np.ndarray) -> tuple[float, int]:
+    """G of counts [V] against the law row [V], by Williams' correction, and how many bins it was taken over.
+
+    Tokens whose expected count is below EXPECTED share a bin, or where that is below it too the least of the others.
+    """
+    from scipy.stats import power_divergence
+
+    n = observed.sum()
+    expected = row * (n / row.sum())  # scipy wants equal sums, and a row's is 1 to the rounding of its dtype only
+    alone = expected >= EXPECTED
+    o, e = observed[alone], expected[alone]
+    rest_o, rest_e = observed[~alone].sum(), expected[~alone].sum()
+    if rest_e >= EXPECTED:
+        o, e = np.append(o, rest_o), np.append(e, rest_e)
+    elif len(e):
+        least = e.argmin()
+        o[least] += rest_o
+        e[least] += rest_e
+    if len(e) < 2:
+        return 0.0, len(e)
+    g = power_divergence(o, e, lambda_="log-likelihood").statistic
+    return float(g / (1 + ((n / e).sum() - 1) / (6 * n * (len(e) - 1)))), len(e)

@@ -33,7 +33,7 @@ from specgen.decoding.generation import Generation
 from specgen.decoding.pair import Pair
 from specgen.decoding.probe import PROBE_PREFIX, all_widths, probe
 from specgen.decoding.self_check import drift_bound
-from specgen.decoding.text import TextStream
+from specgen.decoding.text import TextStream, pieces
 from specgen.errors import UsageError
 from specgen.machine.environment import describe
 from specgen.machine.memory import copy_bandwidth
@@ -439,8 +439,7 @@ class _Runner:
     # --------------------------------------------------------------------------------------------- the result
 
     def _bench(self, before: dict[str, Any], design: Design) -> Bench:
-        ids = {t for p in self.prompts for t in p.tokens}
-        ids |= {t for m in self.measurements for row in m.rows for t in row.tokens}
+        rows = [row for m in self.measurements for row in m.rows]
         return Bench(
             schema_version=SCHEMA_VERSION,
             kind="bench",
@@ -460,14 +459,25 @@ class _Runner:
             scores=self.scores,
             divergences=self.divergences,
             notes=self.notes,
-            pieces=_pieces(self.first.pair.tokenizer, sorted(ids)),
+            pieces=_pieces(self.first.pair.tokenizer, self.prompts, rows),
         )
 
 
-def _pieces(tokenizer: Any, ids: Sequence[int]) -> dict[int, str]:
-    if tokenizer is None:
-        return {i: f" {i}" for i in ids}
-    return {i: tokenizer.decode([i], skip_special_tokens=False, clean_up_tokenization_spaces=False) for i in ids}
+def _pieces(tokenizer: Any, prompts: Sequence[Prompt], rows: Iterable[Row]) -> dict[int, str]:
+    """The text of every token id as it reads where it first stands; the rows note where it reads otherwise."""
+    found: dict[int, str] = {}
+    for prompt in prompts:
+        for token, piece in zip(prompt.tokens, pieces(tokenizer, prompt.tokens, 0), strict=True):
+            found.setdefault(token, piece)
+    read: dict[tuple[int, ...], list[str]] = {}  # many rows hold the same text
+    for row in rows:
+        prompt_tokens = prompts[row.prompt].tokens
+        text = (row.prompt, *row.tokens)
+        if text not in read:
+            read[text] = pieces(tokenizer, [*prompt_tokens, *row.tokens], len(prompt_tokens))
+        placed = enumerate(zip(row.tokens, read[text], strict=True))
+        row.pieces = {at: piece for at, (token, piece) in placed if found.setdefault(token, piece) != piece}
+    return found
 
 
 def _row(prompt: int, seed: int, rounds: Sequence[Round], end: int | None) -> Row:

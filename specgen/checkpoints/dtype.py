@@ -113,7 +113,7 @@ def has_bfloat16() -> bool:
 def _memory_short(parameters: int) -> str | None:
     """Both copies at once, and what preparing an engine takes on the way: in words, if that is more than is free."""
     need, free = parameters * (4 + 2) * 5 // 4, free_memory()
-    if free is None or need <= free:
+    if need <= free:
         return None
     return f"both copies of the weights take {need / 1e9:.1f} GB and {free / 1e9:.1f} are free; --dtype chooses"
 

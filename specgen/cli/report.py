@@ -37,11 +37,11 @@ def report(
 ) -> None:
     """One self-contained HTML page of a bench or a run: charts, settings, and the text by who wrote it."""
     with guarded(debug):
-        from specgen.report.page import KINDS, page, require_plotly
+        from specgen.report.page import KINDS, page, require_libraries
         from specgen.results.files import read
         from specgen.results.run import check_run
 
-        require_plotly()
+        require_libraries()
         if output is None:
             output = "-" if result == "-" else str(Path(result).with_suffix(".html"))
         if output != "-":

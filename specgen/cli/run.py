@@ -230,9 +230,9 @@ def run(
         if trace is not None and any(n != "-" and Path(n).resolve() == trace.resolve() for n in inputs or []):
             raise UsageError(f"--trace {trace}: is an input; name another file")
         if report is not None:
-            from specgen.report.page import require_plotly
+            from specgen.report.page import require_libraries
 
-            require_plotly()
+            require_libraries()
             check_target(report, [*(inputs or []), *([str(trace)] if trace else [])], "--report")
         if plain and k is not None:
             raise UsageError("--k means nothing with --plain: there is no draft")

@@ -75,16 +75,30 @@ class TextStream:
 
 
 def pieces(tokenizer: Any, tokens: Sequence[int], first: int) -> list[str]:
-    """The text of each of tokens[first:], which may depend on the one before it (a space that a lone token lacks)."""
+    """What each of tokens[first:] adds to the text, special tokens included.
+
+    A character of several tokens stands at the one that completes it, the others are empty; what the last token
+    leaves incomplete is that token's. The text may depend on the tokens before (a space that a lone token lacks, a
+    character begun), also on those before `first`. tokenizers' `DecodeStream` would not do: it keeps an incomplete
+    end for good, raises where bytes undo what was decoded, and not every tokenizer has one.
+    """
 
     def decode(ids: Sequence[int]) -> str:
         if tokenizer is None:
             return "".join(f" {i}" for i in ids)
         return str(tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
+    settled, begin = first, max(0, first - 1)  # tokens[begin:settled] are what the next piece stands behind
+    while begin and not decode(tokens[begin:first]).strip(_INCOMPLETE):
+        begin -= 1
     found = []
-    for i in range(first, len(tokens)):
-        alone = decode(tokens[i - 1 : i]) if i else ""
-        both = decode(tokens[max(0, i - 1) : i + 1])
-        found.append(both[len(alone) :] if both.startswith(alone) else decode(tokens[i : i + 1]))
+    for end in range(first + 1, len(tokens) + 1):
+        known, longer = decode(tokens[begin:settled]), decode(tokens[begin:end])
+        if longer.endswith(_INCOMPLETE) and end < len(tokens):
+            found.append("")
+            continue
+        if not longer.startswith(known):
+            known = known.rstrip(_INCOMPLETE)  # half a character, now a whole one
+        found.append(longer[len(known) :] if longer.startswith(known) else decode(tokens[settled:end]))
+        begin, settled = settled, end
     return found

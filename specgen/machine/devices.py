@@ -1,11 +1,13 @@
-"""How a model call is executed and timed on a device: eager, with packed weights, or as a captured graph."""
+"""The device that a model runs on, and the threads and cores that it runs with."""
 
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
+import psutil
 import torch
+
+from specgen.machine import cgroup
 
 
 def pick_device(name: str) -> torch.device:
@@ -32,15 +34,12 @@ def pick_device(name: str) -> torch.device:
     return device
 
 
-def _allowed_cores() -> float:
-    """Cores that this process may use: its affinity, and the quota of its control group."""
-    allowed = float(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii").split()
-        allowed = min(allowed, float(quota) / float(period))
-    except (OSError, ValueError):  # no such file, or no quota ("max")
-        pass
-    return allowed
+def allowed_cores() -> float:
+    """Cores that this process may use: its affinity, and the quotas of its control groups."""
+    process = psutil.Process()
+    allowed = len(process.cpu_affinity()) if hasattr(process, "cpu_affinity") else psutil.cpu_count() or 1
+    quota = cgroup.cores()
+    return float(allowed) if quota is None else min(float(allowed), quota)
 
 
 def settle_threads() -> int:
@@ -50,6 +49,6 @@ def settle_threads() -> int:
     has set is left alone. It does not look at the load: another count of threads adds in another order, and the same
     seed has to give the same text.
     """
-    if "OMP_NUM_THREADS" not in os.environ and torch.get_num_threads() > _allowed_cores():
-        torch.set_num_threads(max(1, int(_allowed_cores())))
+    if "OMP_NUM_THREADS" not in os.environ and torch.get_num_threads() > allowed_cores():
+        torch.set_num_threads(max(1, int(allowed_cores())))
     return torch.get_num_threads()

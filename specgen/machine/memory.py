@@ -1,20 +1,20 @@
-"""What a call has to read, and how fast the machine reads and writes: bytes and bandwidth."""
+"""Memory: how much of it is free, and how fast the machine copies in it."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
-from contextlib import suppress
-from pathlib import Path
 
+import psutil
 import torch
+
+from specgen.machine import cgroup
 
 MEGABYTE = 1 << 20
 
 
 def copy_bandwidth(device: torch.device, clock: Callable[[], float], *, repeats: int = 5) -> float:
     """Bytes read and written a second by the fastest of a few copies of a large tensor; 0 where the clock stands."""
-    size = 256 * MEGABYTE if _free_bytes(device) > 2048 * MEGABYTE else 64 * MEGABYTE
+    size = 256 * MEGABYTE if free_memory(device) > 2048 * MEGABYTE else 64 * MEGABYTE
     source = torch.ones(size // 4, dtype=torch.float32, device=device)
     copy = torch.zeros_like(source)
     times = []
@@ -25,24 +25,10 @@ def copy_bandwidth(device: torch.device, clock: Callable[[], float], *, repeats:
     return 2 * size / min(times) if min(times) > 0 else 0.0
 
 
-def _free_bytes(device: torch.device) -> int:
-    if device.type == "cuda":
+def free_memory(device: torch.device | None = None) -> int:
+    """Bytes that this process may still take: of a CUDA device's memory, else of the machine's, as far as its
+    control groups let it."""
+    if device is not None and device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    try:
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, ValueError, OSError):
-        return 0
-
-
-def free_memory() -> int | None:
-    """Bytes that this process may still take; None where nobody says."""
-    free = []
-    with suppress(OSError, ValueError, IndexError):
-        for line in Path("/proc/meminfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("MemAvailable:"):
-                free.append(int(line.split()[1]) * 1024)
-    with suppress(OSError, ValueError):  # in a container; "max" is no number
-        group = Path("/sys/fs/cgroup")
-        limit = int((group / "memory.max").read_text())
-        free.append(limit - int((group / "memory.current").read_text()))
-    return min(free) if free else None
+    available, left = psutil.virtual_memory().available, cgroup.memory_left()
+    return available if left is None else min(available, left)

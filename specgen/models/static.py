@@ -33,7 +33,11 @@ def tier(slots: int) -> int:
 
 
 class _OneRow(RaggedLayer):
-    """A ragged layer for a single row: one kernel writes its tokens."""
+    """A ragged layer for a single row: one kernel writes its tokens.
+
+    transformers' `StaticLayer` would not do: it writes behind a counter of its own instead of at slots given, lets
+    attention see all its slots instead of the first `extent`, and cannot grow.
+    """
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         keys, values = self._room(key_states, value_states)

@@ -34,7 +34,7 @@ class Found:
     name: str
     scores: TextScores
     pieces: list[str]
-    before: list[str]  # the piece before each
+    before: list[str]  # the last piece before each that is not empty
     text: list[int]  # with what precedes the scored tokens
 
 
@@ -114,7 +114,10 @@ def analyse(
             progress=tell,
         )
         read = pieces(pair.tokenizer, tokens, first - 1)
-        found.append(Found(name, scores, read[1:], read[:-1], tokens))
+        before: list[str] = []
+        for piece in read[:-1]:
+            before.append(piece or (before[-1] if before else ""))
+        found.append(Found(name, scores, read[1:], before, tokens))
     costs_from = "given"
     if costs is None:
         progress("measuring the cost of calls")

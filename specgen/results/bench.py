@@ -87,6 +87,8 @@ class Row(Record):
     expected: the probability of acceptance under the mode's rule, where that is not the overlap; else empty.
     end: tokens up to and with the one that an end token or a stop string would have ended the text with; nothing does
     while timing. None where none would, and in files that did not write it down.
+    pieces: by its place in `tokens`, the text of a token that reads otherwise here than the file's `pieces` say (a
+    character that several tokens make stands at the last of them).
     """
 
     prompt: Count
@@ -101,6 +103,7 @@ class Row(Record):
     expected: list[Share] = Field(default_factory=list)
     biases: list[Share] = Field(default_factory=list)
     end: Size | None = None
+    pieces: dict[int, str] = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _counts(self) -> Row:

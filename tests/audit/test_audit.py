@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import typer
@@ -21,7 +22,7 @@ from specgen.audit import auditor, control
 from specgen.audit.auditor import Auditor
 from specgen.audit.findings import CHECKS, AuditResult, Status
 from specgen.audit.itself import RUN_LEVEL
-from specgen.audit.sampler import LEVEL
+from specgen.audit.sampler import LEVEL, g_statistic
 from specgen.audit.watching import Memoised
 from specgen.decoding import settle
 from specgen.decoding.eager import Eager
@@ -493,3 +494,19 @@ class TestSmolLM2:
         expected = APPLICABLE[Mode(mode)]
         assert statuses(result, Status.PASS) == expected
         assert math.isfinite(result["caches"].value)
+
+
+def test_the_g_statistic_is_by_williams_correction_over_bins_of_counts_enough() -> None:
+    # Expected 50, 30, 12, and 8 for the four rare tokens together: G = 2 Σ o ln(o/e), over q = 1 + (Σ n/e − 1) / 6nν.
+    row = np.array([0.5, 0.3, 0.12, 0.02, 0.02, 0.02, 0.02])
+    g, bins = g_statistic(np.array([40.0, 35, 15, 4, 3, 0, 3]), row)
+    raw = 2 * sum(o * math.log(o / e) for o, e in ((40, 50), (35, 30), (15, 12), (10, 8)))
+    q = 1 + (100 / 50 + 100 / 30 + 100 / 12 + 100 / 8 - 1) / (6 * 100 * 3)
+    assert (g, bins) == (pytest.approx(raw / q), 4)
+    # Rare tokens that together are expected less than five times join the least of the others; an empty bin adds 0.
+    g, bins = g_statistic(np.array([80.0, 0, 20, 0]), np.array([0.8, 0.09, 0.08, 0.03]))
+    raw = 2 * 20 * math.log(20 / 11)
+    assert (g, bins) == (pytest.approx(raw / (1 + (100 / 80 + 100 / 9 + 100 / 11 - 1) / 1200)), 3)
+    assert g_statistic(np.array([12.0, 0]), np.array([1.0, 0]))[1] == 1
+    rounded = torch.softmax(torch.arange(9.0).sin(), -1)  # float32: its sum is 1 up to rounding
+    assert g_statistic(np.full(9, 100.0), rounded.double().numpy() * (1 + 1e-6))[1] == 9

@@ -89,5 +89,7 @@ def test_it_is_said_once_and_nothing_is_refused(tmp_path: Path) -> None:
     done = process(tmp_path, "run", "--prompt", PROMPT, "--profile", "pair.yaml", "--max-new-tokens", "60")
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("the draft holds 40 tokens: behind them the target goes on without it") == 1
-    plain = process(tmp_path, "run", "--prompt", PROMPT, "--profile", "pair.yaml", "--plain", "--max-new-tokens", "60")
+    plain = process(
+        tmp_path, "run", "--prompt", PROMPT, "--profile", "pair.yaml", "--plain", "--max-new-tokens", "60"
+    )
     assert (plain.returncode, "the draft holds" in plain.stderr) == (0, False)

@@ -211,14 +211,14 @@ def threads() -> Iterator[None]:
 @pytest.mark.usefixtures("threads")
 def test_no_more_threads_than_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.set_num_threads(3)
-    monkeypatch.setattr(devices, "_allowed_cores", lambda: 1.5)
+    monkeypatch.setattr(devices, "allowed_cores", lambda: 1.5)
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     assert devices.settle_threads() == 3  # what the user has set
     monkeypatch.delenv("OMP_NUM_THREADS")
     assert devices.settle_threads() == 1
-    monkeypatch.setattr(devices, "_allowed_cores", lambda: 0.5)
+    monkeypatch.setattr(devices, "allowed_cores", lambda: 0.5)
     assert devices.settle_threads() == 1
-    monkeypatch.setattr(devices, "_allowed_cores", lambda: 64.0)
+    monkeypatch.setattr(devices, "allowed_cores", lambda: 64.0)
     assert devices.settle_threads() == 1  # torch's own choice is never raised
 
 

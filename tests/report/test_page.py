@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import os
 import re
@@ -58,7 +59,7 @@ def test_speedups_are_those_of_the_analysis_with_their_intervals(bench_page: str
     assert predicted["x"] == [1, 2, 3, 4, 5, 6]  # every candidate, measured or not
     assert predicted["y"] == [p.speedup for p in found.predictions]
     assert found.verdict.text in bench_page
-    assert "the target&#x27;s distribution, in exact arithmetic" in bench_page
+    assert "the target's distribution, in exact arithmetic" in html.unescape(bench_page)
 
 
 def test_acceptance_by_position_is_accepted_of_tested(bench_page: str) -> None:
@@ -180,6 +181,18 @@ def test_what_html_cannot_hold_is_replaced() -> None:
     text.encode()
 
 
+def test_texts_that_escape_from_a_script_or_a_template_do_neither() -> None:
+    odd = run_document()
+    odd["results"][0]["prompt"] = odd["profile"]["name"] = hostile = "</script><!--<script>{{ 1 + 1 }}{% raw %}&amp;"
+    text = page(odd)
+    assert text.count(hostile) == 0
+    assert "<h1>&lt;/script&gt;&lt;!--&lt;script&gt;{{ 1 + 1 }}{% raw %}&amp;amp;</h1>" in text
+    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.DOTALL)
+    assert found is not None
+    assert not set("<>&") & set(found[1])
+    assert data_of(text)["views"][0]["text"] == hostile
+
+
 def test_light_colours_tell_their_dark_ones() -> None:
     lights = [light for light, _ in PALETTE.values()]
     assert len(set(lights)) == len(lights)
@@ -247,13 +260,14 @@ def test_report_says_what_is_wrong(folder: Path, arguments: list[str], says: str
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_without_plotly_report_says_what_to_install(folder: Path) -> None:
-    (folder / "hidden" / "plotly").mkdir(parents=True)
-    (folder / "hidden" / "plotly" / "__init__.py").write_text("raise ImportError('hidden')")
+@pytest.mark.parametrize("library", ["plotly", "jinja2"])
+def test_without_its_libraries_report_says_what_to_install(folder: Path, library: str) -> None:
+    (folder / "hidden" / library).mkdir(parents=True)
+    (folder / "hidden" / library / "__init__.py").write_text("raise ImportError('hidden')")
     path = [str(folder / "hidden"), *filter(None, [os.environ.get("PYTHONPATH")])]
     done = report(folder, "bench.json", PYTHONPATH=os.pathsep.join(path))
     assert done.returncode == 2
-    assert done.stderr == "specgen: the HTML page needs plotly: pip install 'specgen[report]'\n"
+    assert done.stderr == "specgen: the HTML page needs plotly and jinja2: pip install 'specgen[report]'\n"
 
 
 @pytest.fixture(scope="module")

@@ -6,15 +6,16 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from specgen.report.grid import Grid
 from specgen.report.numbers import milliseconds, number
-from specgen.report.page.html import LETTERS, Content, View, chart_html, paragraph, table_html
+from specgen.report.page.content import LETTERS, Content, View
 from specgen.report.page.sections import (
     SHOWN_LINES,
-    contract_line,
-    generation_sections,
+    contract,
+    generation,
     ms_text,
-    settings_sections,
-    warnings_html,
+    positions_grid,
+    settings_lists,
 )
 from specgen.rounds.record import Origin
 from specgen.rounds.statistics import Statistics
@@ -38,51 +39,37 @@ def bench_content(document: dict[str, Any], name: str) -> Content:
         (row.name, [(c.category, c.speedup) for c in found.categories if c.arm == row.name and c.speedup is not None])
         for row in drawn
     ]
-    left_out = len(speculative) - len(drawn)
-    note = (
-        paragraph(f"{len(drawn)} of {len(speculative)} arms are drawn; the table has them all.") if left_out else ""
-    )
+    left_out = f"{len(drawn)} of {len(speculative)} arms are drawn; the table has them all."
     charts = {
         "speedup": speedup(*_lines_by_k(found)),
         "acceptance": acceptance([(name, rows) for name, rows in lines.items() if rows]),
         "histogram": histogram([(row.name, _accepted_counts(bench, row.name)) for row in drawn]),
     }
-    sections = [
-        (
-            "Speedup",
-            chart_html("speedup", "Speedup against k with its interval, and the predicted speedup")
-            + _arms_table(found),
-        ),
-        (
-            "Acceptance",
-            note
-            + chart_html("acceptance", "Accepted / tested, by position in the round")
-            + positions_html([(p.arm, p) for p in found.positions])
-            + chart_html("histogram", "Tokens accepted in a round"),
-        ),
-    ]
-    if with_rows := [line for line in by_category if line[1]]:
+    with_rows = [line for line in by_category if line[1]]
+    if with_rows:
         charts["categories"] = categories(with_rows)
-        caption = "Speedup by category, with its interval where there are prompts enough for one"
-        sections.append(("By category", note + chart_html("categories", caption)))
     views = _bench_views(bench, found.verdict.best)
-    sections += generation_sections(views, charts, "Of the first timed run.")
-    design = bench.design.model_dump()
     settings = {
         "created": bench.created,
-        "design": design,
+        "design": bench.design.model_dump(),
         "sampling": bench.sampling,
         "dtype": bench.dtype,
         "device": bench.device,
         "profiles": bench.profiles,
         "checkpoints": bench.checkpoints,
     }
-    sections += settings_sections(settings, bench.environment)
-    verdict = paragraph(found.verdict.text, "verdict") + "".join(
-        paragraph(reason) for reason in found.verdict.reasons
-    )
-    lead = verdict + contract_line(str(bench.sampling.get("mode"))) + warnings_html([*found.warnings, *bench.notes])
-    return Content(", ".join(bench.profiles), "bench", lead, sections, charts, views)
+    said = {
+        "verdict": found.verdict,
+        **contract(str(bench.sampling.get("mode"))),
+        "warnings": [*found.warnings, *bench.notes],
+        "arms": _arms_grid(found),
+        "left_out": left_out if len(drawn) < len(speculative) else "",
+        "positions": positions_grid([(p.arm, p) for p in found.positions]),
+        "by_category": bool(with_rows),
+        "shown": generation(views, charts, "Of the first timed run."),
+        **settings_lists(settings, bench.environment),
+    }
+    return Content(", ".join(bench.profiles), "bench", said, charts, views)
 
 
 def rates_of(s: Statistics) -> str:
@@ -170,7 +157,8 @@ def _row_tokens(row: Row, pieces: dict[int, str], *, plain: bool) -> list[list[A
             origin = Origin.PLAIN if plain else Origin.ACCEPTED if j < r.accepted else last
             overlap = r.overlaps[j] if j < r.tested else None
             token = row.tokens[len(found)]
-            found.append([piece_of(pieces.get(token), token), LETTERS[origin], overlap, r.index + 1, j + 1])
+            piece = row.pieces.get(len(found), pieces.get(token))
+            found.append([piece_of(piece, token), LETTERS[origin], overlap, r.index + 1, j + 1])
     return found
 
 
@@ -178,7 +166,7 @@ def piece_of(text: str | None, token: int) -> str:
     return f"⟨{token}⟩" if text is None else text
 
 
-def _arms_table(found: Analysis) -> str:
+def _arms_grid(found: Analysis) -> Grid:
     from specgen.analysis.intervals import interval_text
 
     columns = [
@@ -212,20 +200,9 @@ def _arms_table(found: Analysis) -> str:
         if found.identical:
             same = found.identical.get(a.name)
             row.append("-" if same is None else f"{same[0]}/{same[1]}")
-        rows.append(row)
-    return table_html("Every arm", columns, rows)
+        rows.append(tuple(row))
+    return Grid("Every arm", tuple(columns), tuple(rows))
 
 
 def _seconds(seconds: float | None) -> str:
     return "-" if seconds is None else milliseconds(seconds)
-
-
-def positions_html(rows: Sequence[tuple[str, Any]]) -> str:
-    """rows: (arm or nothing, PositionRow or PositionRate)."""
-    arms = any(arm for arm, _ in rows)
-    columns = [*(["arm"] if arms else []), "position", "tested", "accepted", "rate", "mean overlap"]
-    body = [
-        [*([arm] if arms else []), p.position, p.tested, p.accepted, number(p.rate, 3), number(p.overlap, 3)]
-        for arm, p in rows
-    ]
-    return f"<details><summary>The numbers</summary>{table_html('Acceptance by position', columns, body)}</details>"

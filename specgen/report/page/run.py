@@ -5,14 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from specgen.report.page.bench import counted_rounds, piece_of, positions_html, rates_of
-from specgen.report.page.html import LETTERS, Content, View, chart_html, paragraph, table_html, text_html
-from specgen.report.page.sections import contract_line, generation_sections, ms_text, settings_sections
+from specgen.report.grid import Grid
+from specgen.report.page.bench import counted_rounds, piece_of, rates_of
+from specgen.report.page.content import LETTERS, Content, View
+from specgen.report.page.sections import contract, generation, ms_text, positions_grid, settings_lists
 from specgen.rounds.record import Committed, Origin, Round
 from specgen.rounds.statistics import summarise
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
+
+
+OLD = "This file holds no text of the single tokens (an older specgen wrote it): they are shown by id."
 
 
 def run_content(document: dict[str, Any]) -> Content:
@@ -23,37 +27,24 @@ def run_content(document: dict[str, Any]) -> Content:
     plain = all(result["plain"] for result in results)
     pooled = summarise([r for one in rounds for r in one], drafting=not plain)
     charts: dict[str, Figure] = {}
-    sections = []
     if pooled.positions:
         charts["acceptance"] = acceptance([("all prompts" if len(results) > 1 else "run", pooled.positions)])
         charts["histogram"] = histogram([("run", counted_rounds(r.accepted for one in rounds for r in one))])
         for chart in charts.values():
             chart.update_layout(showlegend=False)
-        sections.append(
-            (
-                "Acceptance",
-                chart_html("acceptance", "Accepted / tested, by position in the round")
-                + positions_html([("", p) for p in pooled.positions])
-                + chart_html("histogram", "Tokens accepted in a round"),
-            )
-        )
     views = [_run_view(result, one) for result, one in zip(results, rounds, strict=True)]
-    old = (
-        ""
-        if all("pieces" in result for result in results)
-        else ("This file holds no text of the single tokens (an older specgen wrote it): they are shown by id.")
-    )
-    sections += generation_sections(views, charts, old)
-    sections.append(("The run's check of itself", "".join(_check(result, len(results) > 1) for result in results)))
+    whole = all("pieces" in result for result in results)
     settings = {name: document[name] for name in ("sampling", "dtype", "device", "profile", "checkpoints")}
-    sections += settings_sections(settings, document["environment"])
-    lead = paragraph(rates_of(pooled), "verdict") + paragraph(
-        "No speedup is shown: a run is not measured against plain decoding (specgen bench does that)."
-    )
-    lead += (
-        paragraph("plain decoding of the target, no draft") if plain else contract_line(document["sampling"]["mode"])
-    )
-    return Content(document["profile"]["name"] or "run", "run", lead, sections, charts, views)
+    said = {
+        "rates": rates_of(pooled),
+        "plain": plain,
+        **contract(document["sampling"]["mode"]),
+        "positions": positions_grid([("", p) for p in pooled.positions]) if pooled.positions else None,
+        "shown": generation(views, charts, "" if whole else OLD),
+        "checks": [_check(result) for result in results],
+        **settings_lists(settings, document["environment"]),
+    }
+    return Content(document["profile"]["name"] or "run", "run", said, charts, views)
 
 
 def _rounds(result: dict[str, Any]) -> list[Round]:
@@ -82,21 +73,21 @@ def _run_view(result: dict[str, Any], rounds: Sequence[Round]) -> View:
     )
 
 
-def _check(result: dict[str, Any], named: bool) -> str:
-    heading = f"<h3>{text_html(result['name'])}</h3>" if named else ""
+def _check(result: dict[str, Any]) -> dict[str, Any]:
+    """One prompt's check: its name, its verdict, and its rows where it has any."""
     check = result["check"]
     if check is None:
-        return heading + paragraph("left out")
+        return {"name": result["name"], "verdict": "left out", "grid": None}
     marks = {True: "ok", False: "FAILED", None: "–"}
-    rows = [
-        [
+    rows = tuple(
+        (
             r["name"],
             marks[r["passed"]],
             "-" if r["value"] is None else f"{r['value']:.3g}",
             f"{r['bound']:.3g}",
             r["note"],
-        ]
+        )
         for r in check["rows"]
-    ]
-    table = table_html("Self-check", ["check", "", "value", "bound", "what it sees"], rows, "noted") if rows else ""
-    return heading + paragraph(check["verdict"]) + table
+    )
+    grid = Grid("Self-check", ("check", "", "value", "bound", "what it sees"), rows) if rows else None
+    return {"name": result["name"], "verdict": check["verdict"], "grid": grid}
