@@ -14,7 +14,7 @@ from specgen.sampling.randomness import Stream, Uniforms, draw
 
 
 def within(model: LanguageModel | RowsModel, text: int, k: int) -> int:
-    """How many of k tokens the model can draft behind a text of so many: none where the text has outgrown its context,
+    """How many of k tokens the model can draft behind a text of so many: none where that has outgrown its context,
     from where on it proposes nothing, and the target goes on alone."""
     return k if model.context is None else max(0, min(k, model.context + 1 - text))
 
