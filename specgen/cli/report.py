@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,6 +14,8 @@ from specgen.errors import SpecgenError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+    from specgen.results.run import Run
 
 
 def register(app: typer.Typer) -> None:
@@ -38,8 +40,8 @@ def report(
     """One self-contained HTML page of a bench or a run: charts, settings, and the text by who wrote it."""
     with guarded(debug):
         from specgen.report.page import KINDS, page, require_libraries
-        from specgen.results.files import read
-        from specgen.results.run import check_run
+        from specgen.results.files import parsed, read
+        from specgen.results.run import Run
 
         require_libraries()
         if output is None:
@@ -48,7 +50,7 @@ def report(
             check_target(Path(output), [result], "-o")
         document = read(result, KINDS)
         if document["kind"] == "run":
-            check_run(document, result)
+            parsed(Run, document, result)
         text = page(document, result)
         if output == "-":
             sys.stdout.buffer.write(text.encode())
@@ -76,8 +78,8 @@ def write_page(path: Path, text: str) -> None:
     print(f"specgen: wrote {path} ({len(text.encode()) / 1e6:.1f} MB)", file=sys.stderr)
 
 
-def write_run(path: Path, document: dict[str, Any]) -> None:
+def write_run(path: Path, document: Run) -> None:
     """The page of one run (`specgen run --report`)."""
     from specgen.report.page import page
 
-    write_page(path, page(document))
+    write_page(path, page(document.model_dump(mode="json")))

@@ -435,7 +435,7 @@ def commanded(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
         pair.target.device = torch.device("cpu")  # type: ignore[attr-defined]
         monkeypatch.setattr("specgen.cli.audit.load_quietly", lambda profile, **options: Words(pair))
         monkeypatch.setattr(auditor, "Auditor", functools.partial(Auditor, rounds=150))
-        monkeypatch.setattr("specgen.profiles.effective.merged_settings", lambda profile: {})
+        monkeypatch.setattr("specgen.session.merged_settings", lambda profile: {})
         monkeypatch.setenv("COLUMNS", "160")
         return CliRunner().invoke(program(), ["audit", "--seeds", "1", *arguments])
 
