@@ -32,6 +32,8 @@ from specgen.drafting.checkpoint import ModelDrafter
 from specgen.drafting.drafter import Drafter
 from specgen.drafting.ngram import NgramDrafter
 from specgen.models.causal import CausalLM
+from specgen.results.audit import Audit, ControlAudit
+from specgen.results.document import json_text
 from specgen.sampling import randomness
 from specgen.sampling.processors import Processors
 from specgen.sampling.randomness import KeyedUniforms, Stream
@@ -460,6 +462,11 @@ def test_command_json(commanded: Callable[..., Any]) -> None:
     assert document["passed"] is True
     assert [f["name"] for f in document["findings"]] == list(CHECKS)
     assert all(f["meaning"].endswith(".") for f in document["findings"])
+    assert json.loads(json_text(Audit.model_validate(document))) == document
+    control = json.loads(commanded(table_pair(settings()), "--control", "--json", "--budget", "600").stdout)
+    assert (control["passed"], "findings" in control) == (True, False)
+    assert [(c["rule"], c["caught"]) for c in control["control"]] == [("raw_resample", True), ("membership", True)]
+    assert json.loads(json_text(ControlAudit.model_validate(control))) == control
 
 
 def test_command_control(commanded: Callable[..., Any]) -> None:

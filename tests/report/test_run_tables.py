@@ -20,6 +20,7 @@ from specgen.report import numbers
 from specgen.report import run as run_module
 from specgen.results import document
 from specgen.results.run import Result
+from specgen.results.run import Round as Stored
 from specgen.rounds.record import Committed, Finish, Origin, Round
 from specgen.rounds.statistics import summarise
 from specgen.settings import Mode, Sampling
@@ -295,6 +296,15 @@ def test_json_round_trip() -> None:
     assert data["check"]["passed"] is False
     assert data["check"]["verdict"] == CHECK.verdict
     assert [row["passed"] for row in data["check"]["rows"]] == [True, False, None]
+
+
+def test_a_number_that_is_not_finite_is_null_and_read_as_none_known() -> None:
+    token = Committed(0, Origin.PLAIN, -math.inf, math.nan, 10, None)
+    written = json.loads(json.dumps(Stored.of(Round(0, 0, 0, 0, (token,))).model_dump(mode="json"), allow_nan=False))
+    assert (written["committed"][0]["log_prob"], written["committed"][0]["entropy"]) == (None, None)
+    (again,) = Stored.model_validate(written).live().committed
+    assert math.isnan(again.log_prob)
+    assert math.isnan(again.entropy)
 
 
 def test_json_of_a_run_that_was_interrupted_before_its_first_round() -> None:
