@@ -284,6 +284,6 @@ def head(session: Session) -> dict[str, Any]:
         "sampling": plain_data(session.sampling),
         "checkpoints": plain_data(session.located),
         "dtype": str(session.pair.dtype).removeprefix("torch."),
-        "device": str(getattr(session.pair.target, "device", "cpu")),
+        "device": str(session.pair.target.device),
         "environment": describe(),
     }

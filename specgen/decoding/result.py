@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from specgen.decoding.generation import Generation
@@ -14,11 +12,10 @@ from specgen.results.run import Result
 
 def engine_line(generation: Generation) -> str:
     """How the target's calls were executed, and why not as was asked for, where they were not."""
-    target: Any = generation.pair.target
-    device = getattr(target, "device", "cpu")
-    engine = "eager" if generation.engine_note else getattr(target, "engine", "eager")
-    words = [f"{engine}, {str(generation.pair.dtype).removeprefix('torch.')} on {device}"]
-    if str(device) == "cpu":
+    target = generation.pair.target
+    engine = "eager" if generation.engine_note else target.engine
+    words = [f"{engine}, {str(generation.pair.dtype).removeprefix('torch.')} on {target.device}"]
+    if str(target.device) == "cpu":
         words.append(f"{torch.get_num_threads()} thread{'s' * (torch.get_num_threads() != 1)}")
     return ", ".join(words) + (f" ({generation.engine_note})" if generation.engine_note else "")
 

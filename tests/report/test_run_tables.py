@@ -45,7 +45,11 @@ ROUNDS = (
 def generation(rounds: tuple[Round, ...] = ROUNDS, *, drafter: Any = "a draft", **settings: Any) -> Generation:
     """As a run would leave it. The tokenizer is none: tokens are written as numbers."""
     sampling = Sampling(**settings)
-    models: dict[str, Any] = {"target": SimpleNamespace(), "drafter": drafter, "processors": None}
+    models: dict[str, Any] = {
+        "target": SimpleNamespace(device=torch.device("cpu"), engine="eager"),
+        "drafter": drafter,
+        "processors": None,
+    }
     pair = Pair(**models, sampling=sampling, tokenizer=None, dtype=torch.float32, clock=lambda: 0.0)
     result = Generation(pair, [7, 8], plain=drafter is None)
     result.rounds = list(rounds)
