@@ -40,18 +40,14 @@ def report(
     """One self-contained HTML page of a bench or a run: charts, settings, and the text by who wrote it."""
     with guarded(debug):
         from specgen.report.page import KINDS, page, require_libraries
-        from specgen.results.files import parsed, read
-        from specgen.results.run import Run
+        from specgen.results.files import read
 
         require_libraries()
         if output is None:
             output = "-" if result == "-" else str(Path(result).with_suffix(".html"))
         if output != "-":
             check_target(Path(output), [result], "-o")
-        document = read(result, KINDS)
-        if document["kind"] == "run":
-            parsed(Run, document, result)
-        text = page(document, result)
+        text = page(read(result, KINDS), result)
         if output == "-":
             sys.stdout.buffer.write(text.encode())
             sys.stdout.buffer.flush()
