@@ -22,13 +22,16 @@ from specgen.drafting.make import make_drafter
 from specgen.errors import UsageError
 from specgen.machine.clocks import clock_for
 from specgen.machine.devices import pick_device, settle_threads
+from specgen.machine.environment import describe
 from specgen.models.causal import CausalLM
 from specgen.models.engines import prepare
 from specgen.models.rope import rope_constant_up_to
-from specgen.profiles.effective import resolve_sampling
+from specgen.profiles.effective import merged_settings, resolve_sampling
 from specgen.profiles.read import DEFAULT_PROFILE
 from specgen.profiles.read import load_profile as read_profile
 from specgen.profiles.schema import SHARED_FLAGS, CheckpointSettings, Profile
+from specgen.results.document import plain_data
+from specgen.results.files import SCHEMA_VERSION
 from specgen.sampling.processors import Processors
 from specgen.settings import Sampling
 
@@ -271,3 +274,16 @@ def _notes(rows: int, vocabulary: Vocabulary) -> tuple[str, ...]:
             f"the draft lacks {len(vocabulary.missing_in_draft)} of the target's tokens: it never proposes them"
         )
     return tuple(notes)
+
+
+def head(session: Session) -> dict[str, Any]:
+    """What every file of one session begins with (`results.document.Head`), its kind apart."""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "profile": merged_settings(session.profile),
+        "sampling": plain_data(session.sampling),
+        "checkpoints": plain_data(session.located),
+        "dtype": str(session.pair.dtype).removeprefix("torch."),
+        "device": str(session.pair.target.device),
+        "environment": describe(),
+    }

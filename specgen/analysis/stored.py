@@ -12,12 +12,19 @@ from specgen.analysis.prediction import probed
 from specgen.analysis.verdict import ends_text
 from specgen.errors import UsageError
 from specgen.results.bench import Bench, Costs
-from specgen.results.files import parse_bench, read
-from specgen.results.overlap import INDICATIVE, OverlapFile, Ratios, RunFile, RunResult, whole_part
+from specgen.results.files import parse_bench, parsed, read
+from specgen.results.overlap import Overlap
+from specgen.results.run import Result, Run
 from specgen.rounds.costs import CallCosts
 from specgen.settings import Mode
 
 KINDS = ("run", "bench", "overlap")
+
+
+INDICATIVE = (
+    "the target did not write these texts: τ, α and predicted speedup are only indicative, and too high where the "
+    "target finds a text unlikely (specgen overlap --own N lets the target write)"
+)
 
 
 FREE = "calls on several tokens are taken to cost what a single-token call does (--verify-cost says what they cost)"
@@ -41,7 +48,7 @@ class Text:
 
     @classmethod
     def of(cls, ratios: Sequence[float | None]) -> Text:
-        return cls(tuple(r or 0.0 for r in ratios), tuple(r is not None for r in ratios))
+        return cls(tuple(min(r or 0.0, 1.0) for r in ratios), tuple(r is not None for r in ratios))
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,17 +112,17 @@ def load(path: Path | str) -> Stored:
 
 
 def _run(data: dict[str, Any], name: str) -> tuple[list[Draft], list[str]]:
-    run = whole_part(RunFile, data, name)
-    texts = [Text.of(_run_ratios(r, run.sampling.mode, data["schema_version"], name)) for r in run.results]
+    run = parsed(Run, data, name)
+    texts = [Text.of(_run_ratios(r, Mode(run.sampling["mode"]), run.schema_version, name)) for r in run.results]
     if not any(t.ratios for t in texts):
         raise UsageError(f"{name}: holds no generated token")
     measured = [r.cost.c for r in run.results if r.cost is not None]
     costs = (UnitCosts(statistics.median(measured), None, origin="the run's"),) if measured else ()
-    profile = run.profile.name or "the run's profile"
-    return [Draft(profile, _nonempty(texts), run.sampling.max_new_tokens, costs)], []
+    profile = run.profile.get("name") or "the run's profile"
+    return [Draft(profile, _nonempty(texts), run.sampling.get("max_new_tokens"), costs)], []
 
 
-def _run_ratios(result: RunResult, mode: Mode, version: int, name: str) -> Ratios:
+def _run_ratios(result: Result, mode: Mode, version: int, name: str) -> list[float | None]:
     """A result's ratios; or why there are none, and how to get them."""
     if version < 2:
         raise UsageError(f"{name}: written before runs kept their ratios: run it again with this specgen")
@@ -136,12 +143,12 @@ def _run_ratios(result: RunResult, mode: Mode, version: int, name: str) -> Ratio
 
 
 def _overlap(data: dict[str, Any], name: str) -> tuple[list[Draft], list[str]]:
-    found = whole_part(OverlapFile, data, name)
+    found = parsed(Overlap, data, name)
     texts = [Text.of(r.positions.ratio) for r in found.results]
     if not any(t.ratios for t in texts):
         raise UsageError(f"{name}: holds no scored token")
     costs = UnitCosts(found.costs.c, tuple(found.costs.verify), origin="the file's")
-    profile = found.profile.name or "the overlap's profile"
+    profile = found.profile.get("name") or "the overlap's profile"
     notes = [INDICATIVE] if found.own is None else []
     return [Draft(profile, _nonempty(texts), found.own, (costs,))], notes
 
@@ -164,9 +171,7 @@ def _bench(bench: Bench, name: str) -> tuple[list[Draft], list[str]]:
             for c in bench.costs
             if c.profile == profile and c.draft_s is not None and 1 in c.target_s and min(c.target_s.values()) > 0
         ]
-        texts = tuple(
-            Text.of([None if r is None else min(r, 1.0) for r in score.ratios[: score.end]]) for score in scores
-        )
+        texts = tuple(Text.of(score.ratios[: score.end]) for score in scores)
         limit = max(bench.design.max_new_tokens, *(len(t.ratios) for t in texts))
         drafts.append(Draft(profile, texts, limit, tuple(costs), tuple(map(tuple, groups.values()))))
     notes = ["mode greedy: a ratio is 1 where the draft's argmax is the target's, else 0"] * (mode == Mode.GREEDY)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -30,18 +29,18 @@ from specgen.cli.options import (
     TypicalEpsilon,
     sampling_flags,
 )
-from specgen.cli.output import EXIT_FAILED, guarded, load_quietly, moving, stderr_console
+from specgen.cli.output import EXIT_FAILED, guarded, load_quietly, moving, stderr_console, write
 from specgen.errors import UsageError
 from specgen.profiles.read import DEFAULT_PROFILE
 from specgen.prompts.audit import PROMPTS
 from specgen.prompts.read import read_prompts
-from specgen.report.audit import findings_table
+from specgen.report.audit import parts
+from specgen.results.document import json_text
 from specgen.settings import PROMISES, Mode
 
 if TYPE_CHECKING:
-    from specgen.audit.auditor import Auditor
-    from specgen.audit.control import Control
     from specgen.audit.findings import AuditResult
+    from specgen.results.audit import Audit, ControlAudit
     from specgen.session import Session
 
 
@@ -119,17 +118,22 @@ def audit(
         session = load_quietly(settings, plain=False, quiet=quiet)
         if control and session.sampling.mode is not Mode.EXACT:
             raise UsageError(f"--control is for mode exact, not {session.sampling.mode.value}")
-        failed = _audit(session, texts, seeds=seeds, budget=budget, control=control, as_json=as_json, quiet=quiet)
-        if failed:
+        document = _audited(session, texts, seeds=seeds, budget=budget, control=control, quiet=quiet)
+        if as_json:
+            write(json_text(document))
+        else:
+            _print(document)
+        if not document.passed:
             raise typer.Exit(EXIT_FAILED)
 
 
-def _audit(
-    session: Session, texts: list[str], *, seeds: int, budget: float, control: bool, as_json: bool, quiet: bool
-) -> bool:
-    """Audits, prints, and says whether it failed."""
+def _audited(
+    session: Session, texts: list[str], *, seeds: int, budget: float, control: bool, quiet: bool
+) -> Audit | ControlAudit:
     from specgen.audit import control as controls
     from specgen.audit.auditor import Auditor
+    from specgen.results.audit import Audit, ControlAudit
+    from specgen.session import head
 
     prompts = [session.encode(text) for text in texts]
     console = stderr_console()
@@ -140,85 +144,34 @@ def _audit(
                 status.update(f"audit: {name}…")
 
         auditor = Auditor(session.pair, prompts, seeds=seeds, budget=budget, progress=progress)
-        results: AuditResult | list[Control] = controls.control(auditor) if control else auditor.run()
-    if as_json:
-        document = _document(session, auditor, texts, results)
-        print(json.dumps(document, ensure_ascii=False, allow_nan=False))
-    else:
-        _print(auditor, results)
+        results = controls.control(auditor) if control else auditor.run()
+    common = {
+        **head(session),
+        "kind": "audit",
+        "promise": PROMISES[session.sampling.mode],
+        "prompts": texts,
+        "seeds": seeds,
+        "budget_s": budget,
+    }
     if isinstance(results, list):
-        return not all(c.caught for c in results)
-    return not results.passed
+        found = [{"rule": c.rule, "caught": c.caught, **_findings(c.result)} for c in results]
+        return ControlAudit.model_validate({**common, "control": found, "passed": all(c.caught for c in results)})
+    return Audit.model_validate({**common, **_findings(results)})
 
 
-def _print(auditor: Auditor, results: AuditResult | list[Control]) -> None:
-    from rich.text import Text
-
-    console = _stdout_console()
-    if isinstance(results, list):
-        for c in results:
-            console.print(findings_table(c.result, f"Control: the rule {c.rule}, which is wrong on purpose"))
-            caught = f"caught by {', '.join(c.result.failed)}" if c.caught else "NOT CAUGHT"
-            console.print(Text(f"{c.rule}: {caught}\n"))
-        return
-    mode = auditor.sampling.mode
-    console.print(findings_table(results, f"Audit of mode {mode.value}: {PROMISES[mode].partition(';')[0]}"))
-    console.print(Text(results.verdict))
-    if results.no_time:
-        console.print(Text(f"not checked, for want of time: {', '.join(results.no_time)} (give a larger --budget)"))
+def _findings(result: AuditResult) -> dict[str, Any]:
+    return {name: getattr(result, name) for name in ("passed", "verdict", "failed", "no_time", "findings")}
 
 
-def _stdout_console() -> Any:
+def _print(document: Audit | ControlAudit) -> None:
     import os
 
     from rich.console import Console
 
     width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else 110
-    return Console(width=width, highlight=False, color_system=None if os.environ.get("NO_COLOR") else "auto")
-
-
-def _document(
-    session: Session, auditor: Auditor, texts: list[str], results: AuditResult | list[Control]
-) -> dict[str, Any]:
-    from specgen.machine.environment import describe
-    from specgen.profiles.effective import merged_settings
-    from specgen.results.document import plain_data
-    from specgen.results.files import SCHEMA_VERSION
-
-    pair = session.pair
-    target: Any = pair.target
-    document: dict[str, Any] = {
-        "schema_version": SCHEMA_VERSION,
-        "kind": "audit",
-        "profile": merged_settings(session.profile),
-        "sampling": pair.sampling,
-        "promise": PROMISES[pair.sampling.mode],
-        "checkpoints": session.located,
-        "dtype": str(pair.dtype).removeprefix("torch."),
-        "device": str(target.device),
-        "environment": describe(),
-        "prompts": texts,
-        "seeds": auditor.seeds,
-        "budget_s": auditor.budget,
-    }
-    if isinstance(results, list):
-        document["control"] = [{"rule": c.rule, "caught": c.caught, **_findings(c.result)} for c in results]
-        document["passed"] = all(c.caught for c in results)
-    else:
-        document |= _findings(results)
-    return plain_data(document)
-
-
-def _findings(result: AuditResult) -> dict[str, Any]:
-    from specgen.results.document import plain_data
-
-    return {
-        "passed": result.passed,
-        "verdict": result.verdict,
-        "failed": result.failed,
-        "no_time": result.no_time,
-        "findings": [{**plain_data(f), "meaning": f.meaning} for f in result.findings],
-    }
+    console = Console(width=width, highlight=False, color_system=None if os.environ.get("NO_COLOR") else "auto")
+    for part in parts(document):
+        console.print(part)
 
 
 def register(app: typer.Typer) -> None:

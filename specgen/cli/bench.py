@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -193,12 +192,13 @@ def show(bench: Bench, form: str | None, output: Path | None) -> None:
     """Tables on stdout, or one other form in their place; with -o that form goes to a file beside them."""
     from specgen.analysis.analyse import analyse
     from specgen.report.bench import csv, markdown, tables
+    from specgen.results.document import json_text
 
     analysis = analyse(bench)
 
     def text(form: str | None) -> str:
         if form == "json":
-            return json.dumps(bench.model_dump(mode="json"), ensure_ascii=False, allow_nan=False) + "\n"
+            return json_text(bench)
         if form is None:
             return printed(tables(analysis, bench))
         made = csv(analysis, bench) if form == "csv" else markdown(analysis, bench)

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from specgen.cli.options import Debug, Device, Dtype, Engine, ProfileName, Quiet, sampling_flags, verify_costs
 from specgen.cli.output import guarded, load_quietly, moving, printed, stderr_console, write
 from specgen.errors import UsageError
-from specgen.overlap.analyse import analyse, document
+from specgen.overlap.analyse import analyse
 from specgen.profiles.read import DEFAULT_PROFILE
 from specgen.prompts.read import read_prompts
 from specgen.report.overlap import table
-
-if TYPE_CHECKING:
-    pass
+from specgen.results.document import json_text
 
 
 def register(app: typer.Typer) -> None:
@@ -98,11 +95,7 @@ def overlap(
 
         costs = None if c is None else UnitCosts(c, tuple(given or [1.0] * (max_k + 1)))
         with _progress(quiet) as progress:
-            report = analyse(
+            document = analyse(
                 session, prompts, own=own, max_k=max_k, costs=costs, verify_cost=given, progress=progress
             )
-        if as_json:
-            out = json.dumps(document(session, report), ensure_ascii=False, allow_nan=False) + "\n"
-        else:
-            out = printed([table(report)])
-        write(out)
+        write(json_text(document) if as_json else printed([table(document)]))

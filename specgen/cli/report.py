@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,6 +14,8 @@ from specgen.errors import SpecgenError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+    from specgen.results.run import Run
 
 
 def register(app: typer.Typer) -> None:
@@ -39,17 +41,13 @@ def report(
     with guarded(debug):
         from specgen.report.page import KINDS, page, require_libraries
         from specgen.results.files import read
-        from specgen.results.run import check_run
 
         require_libraries()
         if output is None:
             output = "-" if result == "-" else str(Path(result).with_suffix(".html"))
         if output != "-":
             check_target(Path(output), [result], "-o")
-        document = read(result, KINDS)
-        if document["kind"] == "run":
-            check_run(document, result)
-        text = page(document, result)
+        text = page(read(result, KINDS), result)
         if output == "-":
             sys.stdout.buffer.write(text.encode())
             sys.stdout.buffer.flush()
@@ -76,8 +74,8 @@ def write_page(path: Path, text: str) -> None:
     print(f"specgen: wrote {path} ({len(text.encode()) / 1e6:.1f} MB)", file=sys.stderr)
 
 
-def write_run(path: Path, document: dict[str, Any]) -> None:
+def write_run(path: Path, document: Run) -> None:
     """The page of one run (`specgen run --report`)."""
     from specgen.report.page import page
 
-    write_page(path, page(document))
+    write_page(path, page(document.model_dump(mode="json")))

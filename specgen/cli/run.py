@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TextIO
+from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 
@@ -42,6 +42,7 @@ from specgen.settings import Mode
 
 if TYPE_CHECKING:
     from specgen.decoding.generation import Generation
+    from specgen.results.run import Result
     from specgen.session import Session
 
 
@@ -57,7 +58,7 @@ class Output:
     headings: bool
     origins: bool = False
     report: bool = False
-    results: list[dict[str, Any]] = field(default_factory=list)
+    results: list[Result] = field(default_factory=list)
     failed: bool = False
 
     def text(self, piece: str) -> None:
@@ -71,9 +72,9 @@ class Output:
 
 
 def _trace_line(r: Round, name: str) -> str:
-    from specgen.results.document import plain_data
+    from specgen.results.run import Round as Stored
 
-    data = {"prompt": name, **plain_data(r), "other_s": r.other_s}
+    data = {"prompt": name, **Stored.of(r).model_dump(mode="json"), "other_s": r.other_s}
     return json.dumps(data, ensure_ascii=False, allow_nan=False)
 
 
@@ -131,7 +132,9 @@ def counting(generation: Generation, name: str, limit: int, *, silent: bool) -> 
 
 def finish_one(generation: Generation, prompt: Prompt, output: Output, *, interrupted: bool) -> None:
     """After the text: the run's check of itself, the probe of c, the tables or the JSON; then passes Ctrl-C on."""
-    from specgen.decoding.result import line_json, result_json
+    from specgen.decoding.result import result_of
+    from specgen.report.run import answer, tables
+    from specgen.results.document import plain_data
 
     check = cost = None
     try:
@@ -145,30 +148,20 @@ def finish_one(generation: Generation, prompt: Prompt, output: Output, *, interr
     output.failed |= check is not None and not check.passed
     if check is not None and not check.passed:
         print(f"specgen: {prompt.name}: the run's check of itself {check.verdict}", file=sys.stderr)
+    result = result_of(generation, check, cost, prompt=prompt.text, name=prompt.name, interrupted=interrupted)
+    sampling = plain_data(generation.pair.sampling)
     if output.json or output.report:
-        output.results.append(
-            result_json(generation, check, cost, prompt=prompt.text, name=prompt.name, interrupted=interrupted)
-        )
+        output.results.append(result)
     if prompt.record is not None and not output.json:
-        line = line_json(generation, check, record=prompt.record, interrupted=interrupted)
+        line = answer(result, sampling, prompt.record)
         output.text(json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n")
-    elif not (output.json or output.quiet) and generation.rounds:
-        print_tables(generation, check, cost, interrupted=interrupted)
+    elif not (output.json or output.quiet) and result.rounds:
+        console = stderr_console()
+        console.print()
+        for table in tables(result, sampling):
+            console.print(table)
     if interrupted:
         raise KeyboardInterrupt
-
-
-def print_tables(generation: Generation, check: Any, cost: Any, *, interrupted: bool) -> None:
-    from specgen.report.run import latency_table, positions_table, rounds_table, summary
-
-    console = stderr_console()
-    statistics = generation.statistics
-    console.print()
-    if not generation.plain:
-        console.print(rounds_table(generation.rounds))
-        console.print(positions_table(statistics))
-    console.print(latency_table(statistics, generation.prefill_s))
-    console.print(summary(generation, check, cost, interrupted=interrupted))
 
 
 def run(
@@ -280,11 +273,8 @@ def run(
                 for i, p in enumerate(prompts):
                     generate_one(session, p, output, plain=plain, first=i == 0)
             finally:
-                document = _document(session, output) if output.results else {}
-                if as_json and document:
-                    output.text(json.dumps(document, ensure_ascii=False, allow_nan=False) + "\n")
-                if report is not None and document:
-                    write_run(report, document)
+                if output.results:
+                    _write_document(session, output, report)
         if output.failed:
             raise typer.Exit(EXIT_FAILED)
 
@@ -306,27 +296,17 @@ def _opened(path: Path) -> TextIO:
         raise UsageError(f"--trace {path}: {error.strerror}") from None
 
 
-def _document(session: Session, output: Output) -> dict[str, Any]:
-    from specgen.machine.environment import describe
-    from specgen.profiles.effective import merged_settings
-    from specgen.results.document import plain_data
-    from specgen.results.files import SCHEMA_VERSION
+def _write_document(session: Session, output: Output, report: Path | None) -> None:
+    """The run's JSON on stdout, and its page, where they are wanted."""
+    from specgen.results.document import json_text
+    from specgen.results.run import Run
+    from specgen.session import head
 
-    pair = session.pair
-    target: Any = pair.target
-    return plain_data(
-        {
-            "schema_version": SCHEMA_VERSION,
-            "kind": "run",
-            "profile": merged_settings(session.profile),
-            "sampling": pair.sampling,
-            "checkpoints": session.located,
-            "dtype": str(pair.dtype).removeprefix("torch."),
-            "device": str(target.device),
-            "environment": describe(),
-            "results": output.results,
-        }
-    )
+    document = Run.model_validate({**head(session), "kind": "run", "results": output.results})
+    if output.json:
+        output.text(json_text(document))
+    if report is not None:
+        write_run(report, document)
 
 
 def register(app: typer.Typer) -> None:

@@ -1,4 +1,4 @@
-"""A text, or the target's own, through target and draft → everything `specgen overlap` reports."""
+"""A text, or the target's own, through target and draft → the document of `specgen overlap`."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from specgen.overlap.predict import Prediction, UnitCosts
     from specgen.overlap.score import TextScores
     from specgen.prompts.read import Prompt
+    from specgen.results.overlap import Overlap
     from specgen.session import Session
 
 
@@ -36,21 +37,6 @@ class Found:
     pieces: list[str]
     before: list[str]  # the last piece before each that is not empty
     text: list[int]  # with what precedes the scored tokens
-
-
-@dataclass(frozen=True)
-class Report:
-    """All that is shown. by_text: predictions a text, in the order of `found`; overall: of all together."""
-
-    found: list[Found]
-    costs: UnitCosts
-    costs_from: str
-    by_text: list[list[Prediction]]
-    overall: list[Prediction]
-    kinds: list[Group]
-    tokens: list[Group]
-    own: int | None
-    notes: list[str]
 
 
 def text_tokens(session: Session, prompt: Prompt) -> list[int]:
@@ -83,12 +69,15 @@ def analyse(
     costs: UnitCosts | None = None,
     verify_cost: Sequence[float] | None = None,
     progress: Callable[[str], None] = lambda line: None,
-) -> Report:
-    """Scores every text and predicts. costs: given; otherwise measured, but for verify_cost where that is given."""
+) -> Overlap:
+    """Scores every text and predicts: everything in numbers, with the positions from which all of it can be computed
+    again. costs: given; otherwise measured, but for verify_cost where that is given."""
     from specgen.decoding.probe import few_widths, probe
     from specgen.decoding.text import pieces
     from specgen.overlap.predict import UnitCosts, predictions
     from specgen.overlap.score import score_text
+    from specgen.results.overlap import Overlap
+    from specgen.session import head
 
     pair = session.pair
     assert pair.drafter is not None
@@ -131,20 +120,31 @@ def analyse(
             costs_from = "measured here, calls as given"
     ks = range(1, max_k + 1)
 
-    def predicted(scores: list[TextScores]) -> list[Prediction]:
-        return predictions(scores, ks, costs.calls, limit=own)
+    def scored(scores: list[TextScores]) -> dict[str, Any]:
+        return _scores(scores, predictions(scores, ks, costs.calls, limit=own))
 
-    kinds, tokens_by_name = _failures(found)
-    return Report(
-        found,
-        costs,
-        costs_from,
-        [predicted([f.scores]) for f in found],
-        predicted([f.scores for f in found]),
-        kinds,
-        tokens_by_name,
-        own,
-        _notes(session, found, own),
+    results = [
+        {
+            "name": f.name,
+            **scored([f.scores]),
+            "windows": f.scores.windows,
+            "impossible": f.scores.impossible,
+            "positions": f.scores.positions(),
+        }
+        for f in found
+    ]
+    kinds, worst_tokens = _failures(found)
+    return Overlap.model_validate(
+        {
+            **head(session),
+            "kind": "overlap",
+            "temperature": found[0].scores.temperature,
+            "own": own,
+            "costs": {"from": costs_from, **dataclasses.asdict(costs)},
+            "notes": _notes(session, found, own),
+            "results": results,
+            "overall": {**scored([f.scores for f in found]), "kinds": kinds, "worst_tokens": worst_tokens},
+        }
     )
 
 
@@ -190,7 +190,8 @@ def _notes(session: Session, found: Sequence[Found], own: int | None) -> list[st
     return notes
 
 
-def overlap_by_temperature(scores: Sequence[TextScores]) -> list[dict[str, Any]]:
+def _scores(scores: Sequence[TextScores], predicted: list[Prediction]) -> dict[str, Any]:
+    """What is said of one text, or of all together (`results.overlap.Scores`)."""
     from specgen.overlap.failures import deciles, histogram, mean
 
     rows = []
@@ -199,56 +200,10 @@ def overlap_by_temperature(scores: Sequence[TextScores]) -> list[dict[str, Any]]
         rows.append(
             {"temperature": t, "overlap": mean(values), "histogram": histogram(values), "deciles": deciles(values)}
         )
-    return rows
-
-
-def document(session: Session, report: Report) -> dict[str, Any]:
-    """Everything in numbers, with the positions from which all of it can be computed again."""
-    from specgen.machine.environment import describe
-    from specgen.profiles.effective import merged_settings
-    from specgen.results.document import plain_data
-    from specgen.results.files import SCHEMA_VERSION
-
-    def summary(scores: list[TextScores], predicted: list[Prediction]) -> dict[str, Any]:
-        rows = overlap_by_temperature(scores)
-        return {
-            "tokens": sum(len(s.tokens) for s in scores),
-            "proposed": sum(sum(s.proposes) for s in scores),
-            "greedy_agreement": next(r["overlap"] for r in rows if r["temperature"] == 0),
-            "temperatures": rows,
-            "predictions": predicted,
-        }
-
-    target: Any = session.pair.target
-    texts = [
-        {
-            "name": f.name,
-            **summary([f.scores], predicted),
-            "windows": f.scores.windows,
-            "impossible": f.scores.impossible,
-            "positions": f.scores.positions(),
-        }
-        for f, predicted in zip(report.found, report.by_text, strict=True)
-    ]
-    return plain_data(
-        {
-            "schema_version": SCHEMA_VERSION,
-            "kind": "overlap",
-            "profile": merged_settings(session.profile),
-            "sampling": session.sampling,
-            "temperature": report.found[0].scores.temperature,
-            "own": report.own,
-            "checkpoints": session.located,
-            "dtype": str(session.pair.dtype).removeprefix("torch."),
-            "device": str(getattr(target, "device", "cpu")),
-            "environment": describe(),
-            "costs": {"from": report.costs_from, **plain_data(report.costs)},
-            "notes": report.notes,
-            "results": texts,
-            "overall": {
-                **summary([f.scores for f in report.found], report.overall),
-                "kinds": report.kinds,
-                "worst_tokens": report.tokens,
-            },
-        }
-    )
+    return {
+        "tokens": sum(len(s.tokens) for s in scores),
+        "proposed": sum(sum(s.proposes) for s in scores),
+        "greedy_agreement": next(r["overlap"] for r in rows if r["temperature"] == 0),
+        "temperatures": rows,
+        "predictions": predicted,
+    }

@@ -5,19 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from specgen.overlap.analyse import Report, overlap_by_temperature
+from specgen.results.overlap import Overlap
 
 if TYPE_CHECKING:
     from rich.table import Table
 
 
-def table(report: Report) -> Table:
+def table(document: Overlap) -> Table:
     """One table, a section a question."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
 
-    from specgen.overlap.failures import mean
     from specgen.report.numbers import number, percent
     from specgen.rounds.expected import best_k
 
@@ -32,53 +31,52 @@ def table(report: Report) -> Table:
             inner.add_row(*map(Text, row))
         page.add_row(inner)
 
-    scores = [f.scores for f in report.found]
-    named = [(f.name, [f.scores]) for f in report.found]
-    together = [("all texts", scores)] if len(scores) > 1 else []
-    temperatures = list(scores[0].overlaps)
-    own = scores[0].temperature
+    overall, costs, own = document.overall, document.costs, document.temperature
+    named = [(text.name, text) for text in document.results]
+    together = [("all texts", overall)] if len(named) > 1 else []
     columns = ["text", "tokens", "proposed"]
-    columns += ["greedy agreement" if t == 0 else f"T {t:g}" for t in temperatures]
-    rows = []
-    for name, some in [*named, *together]:
-        n, proposed = sum(len(s.tokens) for s in some), sum(sum(s.proposes) for s in some)
-        values = [number(mean([v for s in some for v in s.at(t)]), 3) for t in temperatures]
-        rows.append([name, str(n), percent(proposed / n), *values])
+    columns += ["greedy agreement" if t.temperature == 0 else f"T {t.temperature:g}" for t in overall.temperatures]
+    rows = [
+        [name, str(s.tokens), percent(s.proposed / s.tokens), *(number(t.overlap, 3) for t in s.temperatures)]
+        for name, s in [*named, *together]
+    ]
     section("Mean overlap = acceptance at a position, by temperature (T)", columns, rows)
 
     bins = [f"{i / 10:.1f}–{(i + 1) / 10:.1f}" for i in range(10)]
-    here = next(r for r in overlap_by_temperature(scores) if r["temperature"] == own)
-    total = sum(here["histogram"])
+    histogram = next(t.histogram for t in overall.temperatures if t.temperature == own)
+    total = sum(histogram)
     section(
         f"Where the overlap lies, at the profile's temperature ({own:g}{', greedy' if own == 0 else ''})",
         ["overlap", *bins],
         [
-            ["positions", *map(str, here["histogram"])],
-            ["share", *(percent(n / total if total else None) for n in here["histogram"])],
+            ["positions", *map(str, histogram)],
+            ["share", *(percent(n / total if total else None) for n in histogram)],
         ],
     )
     names = ["positions", "mean overlap", "of all rejections"]
     for title, first, groups in (
-        ("Kinds of text, hardest first", "kind", report.kinds),
-        ("Tokens with the lowest overlap (seen at least 3 times)", "token (id)", report.tokens),
+        ("Kinds of text, hardest first", "kind", overall.kinds),
+        ("Tokens with the lowest overlap (seen at least 3 times)", "token (id)", overall.worst_tokens),
     ):
         listed = [[g.name, str(g.count), number(g.overlap, 3), percent(g.lost)] for g in groups]
         section(title, [first, *names], listed or [["none", "-", "-", "-"]])
 
-    best = best_k({p.k: p.speedup for p in report.overall})
+    best = best_k({p.k: p.speedup for p in overall.predictions})
     predicted = [
         [
             f"{p.k}{' *' if p.k == best and p.speedup > 1 else ''}",
             number(p.tau, 3),
             number(p.alpha, 3),
-            number(report.costs.verify[p.k], 3),
+            number(costs.verify[p.k], 3),
             number(p.speedup, 3),
         ]
-        for p in report.overall
+        for p in overall.predictions
     ]
-    title = f"Expected block efficiency τ and predicted speedup (c = {report.costs.c:.4f}, {report.costs_from})"
+    title = f"Expected block efficiency τ and predicted speedup (c = {costs.c:.4f}, {costs.origin})"
     section(title, ["k", "τ", "α = accepted / tested", "cost of the target call", "predicted speedup"], predicted)
-    advice = f"* the best k, {best}" if max(p.speedup for p in report.overall) > 1 else "no k is predicted to pay"
-    for note in [f"{advice}; costs are of target and draft calls alone", *report.notes]:
+    advice = (
+        f"* the best k, {best}" if max(p.speedup for p in overall.predictions) > 1 else "no k is predicted to pay"
+    )
+    for note in [f"{advice}; costs are of target and draft calls alone", *document.notes]:
         page.add_row(Text(note))
     return page

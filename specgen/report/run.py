@@ -1,24 +1,20 @@
-"""Results → rich tables and JSON. Every number is computed elsewhere; here it is only laid out."""
+"""A run's result → rich tables, or a line of JSON. Every number is computed elsewhere; here it is only laid out."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from specgen.decoding.result import engine_line
 from specgen.report.numbers import milliseconds, number, percent
+from specgen.results.document import plain_data
+from specgen.results.run import Check, Result
 from specgen.rounds.record import Round
 from specgen.rounds.statistics import Spread, Statistics
-from specgen.settings import Mode, Sampling
-
-if TYPE_CHECKING:
-    from specgen.decoding.generation import Generation
-    from specgen.decoding.self_check import CheckResult
-
+from specgen.settings import Mode
 
 SHOWN_ROUNDS = 6  # at either end of a long run
 
@@ -91,26 +87,28 @@ def latency_table(statistics: Statistics, prefill_s: float) -> Table:
     return table
 
 
-def setting(sampling: Sampling, name: str) -> str:
+def setting(sampling: Mapping[str, Any], name: str) -> str:
     """A setting that is on, and where it comes from; empty for one that is off."""
-    value = getattr(sampling, name)
-    if value is None or value == ():
+    value = sampling.get(name)
+    if value is None or value == []:
         return ""
-    if isinstance(value, tuple):
-        shown = ",".join(repr(v) if isinstance(v, str) else str(v) for v in value[:8])
+    if isinstance(value, list):
+        shown = ",".join(
+            repr(v) if isinstance(v, str) else str(tuple(v) if isinstance(v, list) else v) for v in value[:8]
+        )
         value = shown + (f",… ({len(value)})" if len(value) > 8 else "")
-    return f"{name} {value} ({sampling.sources.get(name, 'default')})"
+    return f"{name} {value} ({sampling['sources'].get(name, 'default')})"
 
 
-def summary(
-    generation: Generation,
-    check: CheckResult | None,
-    cost: dict[str, float] | None,
-    *,
-    interrupted: bool = False,
-) -> Table:
+def tables(result: Result, sampling: Mapping[str, Any]) -> list[Table]:
+    """All of one result's. sampling: the effective settings, as in the file's head."""
+    own = [latency_table(result.statistics, result.prefill_s), summary(result, sampling)]
+    return own if result.plain else [rounds_table(result.live_rounds), positions_table(result.statistics), *own]
+
+
+def summary(result: Result, sampling: Mapping[str, Any]) -> Table:
     """The contract, the effective settings, the rates, and the run's check of itself."""
-    s, sampling = generation.statistics, generation.pair.sampling
+    s, mode = result.statistics, Mode(sampling["mode"])
     grid = Table(title="Summary", box=None, title_justify="left", show_header=False, pad_edge=False)
     grid.add_column(no_wrap=True)
     grid.add_column(overflow="fold")
@@ -118,13 +116,13 @@ def summary(
     def row(name: str, value: str) -> None:
         grid.add_row(Text(name), Text(value))
 
-    row("contract", f"{sampling.mode.value}: {generation.promise}")
-    names = (*_MODE_SETTINGS.get(sampling.mode, ()), *_SETTINGS)
+    row("contract", f"{mode}: {result.promise}")
+    names = (*_MODE_SETTINGS.get(mode, ()), *_SETTINGS)
     row("settings", "; ".join(filter(None, (setting(sampling, name) for name in names))))
-    row("seed, k", f"{sampling.seed}, {'no draft' if generation.plain else sampling.k}")
-    row("engine", engine_line(generation))
-    if not generation.plain:
-        source = "overlap" if sampling.mode is Mode.EXACT else "rule"
+    row("seed, k", f"{sampling['seed']}, {'no draft' if result.plain else sampling['k']}")
+    row("engine", result.engine)
+    if not result.plain:
+        source = "overlap" if mode is Mode.EXACT else "rule"
         counted = f"{s.accepted} accepted / {s.tested} tested"
         row("acceptance α", f"{number(s.alpha, 3)} = {counted}; the {source} predicts {number(s.predicted_alpha, 3)}")
         row("block efficiency τ", f"{number(s.tau, 3)} = {s.committed} committed / {s.rounds} target calls")
@@ -139,20 +137,17 @@ def summary(
                 "nothing proposed",
                 f"in {s.nothing_proposed} of {s.rounds} rounds the draft had nothing to propose",
             )
-    if cost is not None:
-        steps = f"{milliseconds(cost['draft_s'])} ms a draft step / {milliseconds(cost['target_s'])} ms"
-        row("cost c", f"{number(cost['c'], 4)} = {steps} a single-token target step (probed after the run)")
+    if cost := result.cost:
+        steps = f"{milliseconds(cost.draft_s)} ms a draft step / {milliseconds(cost.target_s)} ms"
+        row("cost c", f"{number(cost.c, 4)} = {steps} a single-token target step (probed after the run)")
     row("tokens/s", f"{number(s.tokens_per_second)} ({s.committed} tokens, prefill apart)")
-    row(
-        "finish",
-        "interrupted" if interrupted else str(generation.finish.value if generation.finish else "none"),
-    )
-    for name, value in check_lines(check):
+    row("finish", result.finish or "none")
+    for name, value in check_lines(result.check):
         row(name, value)
     return grid
 
 
-def check_lines(check: CheckResult | None) -> list[tuple[str, str]]:
+def check_lines(check: Check | None) -> list[tuple[str, str]]:
     if check is None:
         return [("check of itself", "left out")]
     lines = [("check of itself", check.verdict)]
@@ -161,3 +156,20 @@ def check_lines(check: CheckResult | None) -> list[tuple[str, str]]:
         value = "-" if r.value is None else f"{r.value:.2e}" if abs(r.value) < 0.01 and r.value else f"{r.value:.2f}"
         lines.append((f"  {r.name}", f"{mark}  {value} (bound {r.bound:g}): {r.note}"))
     return lines
+
+
+def answer(result: Result, sampling: Mapping[str, Any], record: Mapping[str, Any]) -> dict[str, Any]:
+    """One line of output for one line of .jsonl input: its fields, and what became of its prompt."""
+    names = ("committed", "rounds", "drafted", "tested", "accepted", "alpha", "predicted_alpha", "tau")
+    return plain_data(
+        {
+            **record,
+            "text": result.text,
+            "finish": result.finish,
+            "tokens": result.tokens,
+            "mode": sampling["mode"],
+            "promise": result.promise,
+            "check": result.check and {"passed": result.check.passed, "verdict": result.check.verdict},
+            "statistics": {name: getattr(result.statistics, name) for name in (*names, "tokens_per_second")},
+        }
+    )

@@ -13,6 +13,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
+from specgen.results.document import Head
 from specgen.results.fields import (
     LEAST_SECONDS,
     Count,
@@ -21,7 +22,6 @@ from specgen.results.fields import (
     Free,
     Record,
     Seconds,
-    Settings,
     Share,
     Size,
     same_length,
@@ -220,19 +220,13 @@ class Design(Record):
     cut: str | None = None  # what the budget left out, in words
 
 
-class Bench(Record):
-    """A bench's whole result. sampling, profiles, checkpoints and environment as in every result file; pieces: the
-    text of every token id that occurs."""
+class Bench(Head):
+    """A bench's whole result. profiles: each one's settings, by its name; environment: before it, and after; pieces:
+    the text of every token id that occurs."""
 
-    schema_version: int
     kind: Literal["bench"]
     created: str
-    sampling: Settings
     profiles: dict[str, Free]
-    checkpoints: Free
-    dtype: str
-    device: str
-    environment: Environment
     environment_after: Environment
     design: Design
     prompts: list[Prompt]

@@ -1,10 +1,32 @@
-"""Records → plain JSON data."""
+"""The head that every stored file begins with; records → plain JSON data."""
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 from typing import Any
+
+from specgen.results.fields import Environment, Free, Record, Settings
+
+
+class Head(Record):
+    """What a file of any kind says of itself. sampling: the effective settings. checkpoints: where each side's is,
+    and its revision. environment: versions, machine, threads and load, git state."""
+
+    schema_version: int
+    kind: str
+    sampling: Settings
+    checkpoints: Free
+    dtype: str
+    device: str
+    environment: Environment
+
+
+def json_text(document: Head) -> str:
+    """The file's one line."""
+    data = document.model_dump(mode="json", by_alias=True)
+    return json.dumps(data, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def plain_data(value: Any) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
 from specgen.settings import Mode
@@ -26,9 +26,14 @@ def _finite(value: Any) -> Any:
     return value
 
 
+def _none_unless_finite(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
 def _settings(value: dict[str, Any]) -> dict[str, Any]:
     if value.get("mode") not in list(Mode):
         raise PydanticCustomError("mode", "its mode is none of " + ", ".join(Mode))
+    _Lengths.model_validate(value)
     return value
 
 
@@ -53,6 +58,9 @@ Seconds = Annotated[float, Field(ge=0, le=1e9)]
 Share = Annotated[float, Field(ge=0, le=1 + SLACK)]
 
 
+Number = Annotated[float | None, BeforeValidator(_none_unless_finite)]  # null for what JSON has no number for
+
+
 Free = Annotated[dict[str, Any], AfterValidator(_finite)]
 
 
@@ -60,6 +68,12 @@ Settings = Annotated[Free, AfterValidator(_settings)]
 
 
 Environment = Annotated[Free, AfterValidator(_machine)]
+
+
+class _Lengths(BaseModel):
+    """The few effective settings that are computed with."""
+
+    max_new_tokens: Size | None = None
 
 
 class _Machine(BaseModel):
@@ -71,7 +85,16 @@ class _Machine(BaseModel):
 
 
 class Record(BaseModel):
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+    """A part of a file that holds what its type names and no more. Made of keywords, of JSON data, or of a live
+    object with these attributes."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, from_attributes=True)
+
+
+class OpenRecord(Record):
+    """A part that may hold more, which is left unread."""
+
+    model_config = ConfigDict(extra="ignore")
 
 
 def same_length(record: BaseModel, *columns: str) -> None:

@@ -1,4 +1,4 @@
-"""Result files: the version of their schema, and reading them whole."""
+"""Result files, read whole: by the types that they were written with."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from specgen.errors import UsageError
 from specgen.results.bench import Bench, contradictions
+from specgen.results.document import Head
 
 SCHEMA_VERSION = 2  # 1: run, overlap and audit of specgen 0.1; 2 adds bench, and pieces and ratios to run
 
@@ -55,19 +56,20 @@ def read_bench(path: Path | str) -> Bench:
 
 def parse_bench(data: dict[str, Any], name: str) -> Bench:
     """Raises UsageError, in one sentence, for what no bench can have written: tables made of it would be false."""
-    bench = parsed(Bench, data, name, "bench")
+    bench = parsed(Bench, data, name)
     for where, what in contradictions(bench):
         raise UsageError(f"{name}: not a whole bench result: {where}: {what}")
     return bench
 
 
-_Whole = TypeVar("_Whole", bound=BaseModel)
+_Whole = TypeVar("_Whole", bound=Head)
 
 
-def parsed(model: type[_Whole], data: dict[str, Any], name: str, kind: str) -> _Whole:
+def parsed(model: type[_Whole], data: dict[str, Any], name: str) -> _Whole:
+    """The typed document of what `read` gave. Raises UsageError, in one sentence, where it is not whole."""
     try:
         return model.model_validate(data)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(str(part) for part in first["loc"])
-        raise UsageError(f"{name}: not a whole {kind} result: {where}: {first['msg']}") from None
+        raise UsageError(f"{name}: not a whole {data['kind']} result: {where}: {first['msg']}") from None

@@ -1,89 +1,102 @@
-"""The schema of what `specgen overlap --json` writes."""
+"""What `specgen overlap --json` writes and what is read of it again: every position, and the tables made of them."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import Field
 
-from specgen.errors import UsageError
-from specgen.settings import Mode
+from specgen.results.document import Head
+from specgen.results.fields import Count, Free, Number, OpenRecord, Seconds, Share, Size
 
-INDICATIVE = (
-    "the target did not write these texts: τ, α and predicted speedup are only indicative, and too high where the "
-    "target finds a text unlikely (specgen overlap --own N lets the target write)"
-)
+Relative = Annotated[float, Field(gt=0)]  # a call's cost in single-token target calls
 
 
-Ratios = list[Annotated[float, Field(ge=0, le=1)] | None]
+class Temperature(OpenRecord):
+    """Mean overlap at a temperature (0: greedy agreement), over positions with a proposal; its distribution."""
+
+    temperature: float
+    overlap: Share | None
+    histogram: list[Count]
+    deciles: list[float]
 
 
-Cost = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+class Prediction(OpenRecord):
+    """What one k would give. tested, accepted: [k] by position in the round. alpha: None where nothing is tested."""
+
+    k: Size
+    tau: float
+    alpha: float | None
+    tested: list[float]
+    accepted: list[float]
+    rounds: float
+    drafted: float
+    speedup: float
 
 
-_Part = TypeVar("_Part", bound=BaseModel)
+class Group(OpenRecord):
+    """Positions with something in common. lost: their share of all rejections."""
 
-
-CallCost = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-
-
-class _Check(BaseModel):
-    reason: str | None = None
-    ratios: Ratios = []
-
-
-class _RunCost(BaseModel):
-    c: Cost
-
-
-class RunResult(BaseModel):
     name: str
-    plain: bool = False
-    finish: str | None = None
-    cost: _RunCost | None = None
-    check: _Check | None = None
+    count: Count
+    overlap: float
+    lost: float
 
 
-class _Sampling(BaseModel):
-    mode: Mode
-    max_new_tokens: Annotated[int, Field(ge=1)]
+class Positions(OpenRecord):
+    """Columns, one entry a scored token. null: a log-probability of −∞, and what nothing was proposed for."""
+
+    token: list[Count]
+    target_log_prob: list[Number]
+    ratio: list[Share | None]
+    overlap: list[Share | None]
 
 
-class _Profile(BaseModel):
-    name: str | None = None
+class Scores(OpenRecord):
+    """Of one text or of all together. proposed: at how many of the tokens the draft proposes something."""
+
+    tokens: Count
+    proposed: Count
+    greedy_agreement: Share | None
+    temperatures: list[Temperature]
+    predictions: list[Prediction]
 
 
-class RunFile(BaseModel):
-    profile: _Profile
-    sampling: _Sampling
-    results: list[RunResult]
+class Text(Scores):
+    """impossible: tokens to which the target gives probability 0. windows: 1 where the text fits the context."""
+
+    name: str
+    windows: Size
+    impossible: Count
+    positions: Positions
 
 
-class _Positions(BaseModel):
-    ratio: Ratios
+class Overall(Scores):
+    """Kinds of text and single tokens, each with the lowest overlap first."""
+
+    kinds: list[Group]
+    worst_tokens: list[Group]
 
 
-class _OverlapText(BaseModel):
-    positions: _Positions
+class Costs(OpenRecord):
+    """c: of a draft step, verify: of calls on 1, 2, … tokens, both in single-token target calls. draft_s, target_s:
+    seconds of a draft step and of calls by their number of tokens, where they were measured here."""
+
+    origin: str = Field("given", alias="from")
+    c: Annotated[float, Field(ge=0)]
+    verify: Annotated[list[Relative], Field(min_length=1)]
+    draft_s: Seconds | None = None
+    target_s: dict[Size, Seconds] | None = None
 
 
-class _OverlapCosts(BaseModel):
-    c: Cost
-    verify: Annotated[list[CallCost], Field(min_length=1)]
+class Overlap(Head, OpenRecord):
+    """An overlap's file. own: how many tokens the target wrote behind each prompt; None for texts as they stand."""
 
-
-class OverlapFile(BaseModel):
-    profile: _Profile
-    own: Annotated[int, Field(ge=1)] | None
-    costs: _OverlapCosts
-    notes: list[str] = []
-    results: list[_OverlapText]
-
-
-def whole_part(model: type[_Part], data: dict[str, Any], name: str) -> _Part:
-    try:
-        return model.model_validate(data)
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise UsageError(f"{name}: not a whole result of specgen {data['kind']}: {where}: {first['msg']}") from None
+    kind: Literal["overlap"]
+    profile: Free
+    temperature: float
+    own: Size | None
+    costs: Costs
+    notes: list[str] = Field(default_factory=list)
+    results: list[Text]
+    overall: Overall

@@ -25,7 +25,6 @@ from specgen.drafting.checkpoint import ModelDrafter
 from specgen.errors import UsageError
 from specgen.overlap import predict as predict_module
 from specgen.overlap import score as score_module
-from specgen.results import overlap as overlap_module
 from specgen.rounds.costs import CallCosts
 from specgen.sampling.processors import Processors
 from specgen.sampling.randomness import KeyedUniforms, prompt_digest
@@ -314,7 +313,7 @@ def test_an_overlap_predicts_what_specgen_overlap_did(tmp_path: Path) -> None:
         assert [(p.k, p.tau, p.alpha, p.predicted_speedup) for p in found[0].predictions] == [
             (p.k, p.tau, p.alpha, p.speedup) for p in wanted
         ]
-        assert (overlap_module.INDICATIVE in notes) == (own is None)
+        assert (stored_module.INDICATIVE in notes) == (own is None)
         assert any("proposes nothing at 1 of 8 tokens" in note for note in notes)
 
 
@@ -349,11 +348,11 @@ def with_ratio(value: float) -> dict[str, Any]:
         (stored.run([]), r"holds no generated token"),
         (stored.run(), r"holds no generated token"),
         (stored.run([None, None]), r"the draft of pair proposes nothing in these texts"),
-        (with_ratio(1.5), r"not a whole result of specgen run: results.0.check.ratios.1: .*less than or equal to 1"),
-        (with_ratio(math.nan), r"not a whole result of specgen run: results.0.check.ratios.1"),
-        ({k: v for k, v in stored.run([0.5]).items() if k != "results"}, r"not a whole result.*results: "),
+        (with_ratio(1.5), r"not a whole run result: results.0.check.ratios.1: .*less than or equal to 1"),
+        (with_ratio(math.nan), r"not a whole run result: results.0.check.ratios.1"),
+        ({k: v for k, v in stored.run([0.5]).items() if k != "results"}, r"not a whole run result: results: "),
         (stored.overlap(), r"holds no scored token"),
-        (stored.overlap([0.5], verify=()), r"not a whole result of specgen overlap: costs.verify"),
+        (stored.overlap([0.5], verify=()), r"not a whole overlap result: costs.verify"),
         (stored.scored_bench({}), r"holds no scored text: "),
         (stored.scored_bench({}, mode="typical"), r"no scored text \(mode typical: the text is not the target's\)"),
         (stored.scored_bench({"one": [[]]}), r"holds no scored token of profile one"),

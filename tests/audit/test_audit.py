@@ -32,6 +32,8 @@ from specgen.drafting.checkpoint import ModelDrafter
 from specgen.drafting.drafter import Drafter
 from specgen.drafting.ngram import NgramDrafter
 from specgen.models.causal import CausalLM
+from specgen.results.audit import Audit, ControlAudit
+from specgen.results.document import json_text
 from specgen.sampling import randomness
 from specgen.sampling.processors import Processors
 from specgen.sampling.randomness import KeyedUniforms, Stream
@@ -435,7 +437,7 @@ def commanded(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
         pair.target.device = torch.device("cpu")  # type: ignore[attr-defined]
         monkeypatch.setattr("specgen.cli.audit.load_quietly", lambda profile, **options: Words(pair))
         monkeypatch.setattr(auditor, "Auditor", functools.partial(Auditor, rounds=150))
-        monkeypatch.setattr("specgen.profiles.effective.merged_settings", lambda profile: {})
+        monkeypatch.setattr("specgen.session.merged_settings", lambda profile: {})
         monkeypatch.setenv("COLUMNS", "160")
         return CliRunner().invoke(program(), ["audit", "--seeds", "1", *arguments])
 
@@ -460,6 +462,11 @@ def test_command_json(commanded: Callable[..., Any]) -> None:
     assert document["passed"] is True
     assert [f["name"] for f in document["findings"]] == list(CHECKS)
     assert all(f["meaning"].endswith(".") for f in document["findings"])
+    assert json.loads(json_text(Audit.model_validate(document))) == document
+    control = json.loads(commanded(table_pair(settings()), "--control", "--json", "--budget", "600").stdout)
+    assert (control["passed"], "findings" in control) == (True, False)
+    assert [(c["rule"], c["caught"]) for c in control["control"]] == [("raw_resample", True), ("membership", True)]
+    assert json.loads(json_text(ControlAudit.model_validate(control))) == control
 
 
 def test_command_control(commanded: Callable[..., Any]) -> None:

@@ -24,6 +24,8 @@ import transformers as tf
 import yaml
 
 from specgen.cli import app
+from specgen.results.document import json_text
+from specgen.results.run import Run
 from support import warm
 from support.command import (
     CONTEXT,
@@ -156,6 +158,7 @@ def document(pair: Path) -> Any:
 def test_json_says_all_that_a_later_analysis_needs(document: Any, pair: Path) -> None:
     assert document["schema_version"] == 2
     assert document["kind"] == "run"
+    assert json.loads(json_text(Run.model_validate(document))) == document
     assert document["sampling"] | {"sources": None} == document["sampling"] | {
         "mode": "exact",
         "k": 3,

@@ -26,6 +26,8 @@ from specgen.models import causal
 from specgen.overlap.failures import deciles, groups, histogram, kind_of, worst
 from specgen.overlap.predict import UnitCosts, predictions
 from specgen.overlap.score import TEMPERATURES, TextScores, at_temperature, score_text, scores_from_positions, spans
+from specgen.results.document import json_text
+from specgen.results.overlap import Overlap
 from specgen.rounds.costs import CallCosts, predicted_speedup
 from specgen.rounds.expected import constant_alpha_tau, expected_rounds, pooled
 from specgen.rounds.record import ends_at
@@ -456,6 +458,8 @@ def test_json_holds_every_position_and_agrees_with_itself(folder: Path) -> None:
     data = result_of(folder, "p.txt", "[red]q.txt", "--c", "0.1", "--max-k", "3")
     assert (data["schema_version"], data["kind"], data["own"]) == (2, "overlap", None)
     assert data["costs"]["verify"] == [1.0] * 4
+    assert data["costs"]["from"] == "given"
+    assert json.loads(json_text(Overlap.model_validate(data))) == data
     assert "only indicative" in data["notes"][0]
     assert {"packages", "git", "threads"} <= data["environment"].keys()
     texts = []

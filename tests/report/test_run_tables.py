@@ -12,13 +12,15 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from specgen.decoding import result as result_module
 from specgen.decoding.generation import Generation
 from specgen.decoding.pair import Pair
+from specgen.decoding.result import result_of
 from specgen.decoding.self_check import CheckResult, CheckRow, not_applicable
 from specgen.report import numbers
 from specgen.report import run as run_module
 from specgen.results import document
+from specgen.results.run import Result
+from specgen.results.run import Round as Stored
 from specgen.rounds.record import Committed, Finish, Origin, Round
 from specgen.rounds.statistics import summarise
 from specgen.settings import Mode, Sampling
@@ -43,12 +45,24 @@ ROUNDS = (
 def generation(rounds: tuple[Round, ...] = ROUNDS, *, drafter: Any = "a draft", **settings: Any) -> Generation:
     """As a run would leave it. The tokenizer is none: tokens are written as numbers."""
     sampling = Sampling(**settings)
-    models: dict[str, Any] = {"target": SimpleNamespace(), "drafter": drafter, "processors": None}
+    models: dict[str, Any] = {
+        "target": SimpleNamespace(device=torch.device("cpu"), engine="eager"),
+        "drafter": drafter,
+        "processors": None,
+    }
     pair = Pair(**models, sampling=sampling, tokenizer=None, dtype=torch.float32, clock=lambda: 0.0)
     result = Generation(pair, [7, 8], plain=drafter is None)
     result.rounds = list(rounds)
     result.prefill_s = 64 * MS
     return result
+
+
+def drawn(
+    g: Generation, check: CheckResult | None = None, cost: dict[str, float] | None = None, **more: Any
+) -> Table:
+    """The summary of what a file would hold of it."""
+    result = result_of(g, check, cost, prompt="x", name="x", **more)
+    return run_module.summary(result, document.plain_data(g.pair.sampling))
 
 
 def cells(table: Table) -> list[tuple[str, ...]]:
@@ -199,7 +213,7 @@ def test_summary() -> None:
         sources={"temperature": "flag", "top_p": "generation_config", "ban": "profile", "stop": "flag"},
     )
     cost = {"c": 0.125, "draft_s": 0.0005, "target_s": 0.004}
-    assert cells(run_module.summary(g, CHECK, cost)) == [
+    assert cells(drawn(g, CHECK, cost)) == [
         ("contract", "exact: the target's distribution, in exact arithmetic"),
         (
             "settings",
@@ -223,13 +237,13 @@ def test_summary() -> None:
         ("  acceptance z", "-  - (bound 4): not enough variation in 3 positions"),
     ]
     assert not CHECK.passed
-    assert "[bold]note[/bold]" in printed(run_module.summary(g, CHECK, cost))
-    assert "'[bold]'" in printed(run_module.summary(g, CHECK, cost))
+    assert "[bold]note[/bold]" in printed(drawn(g, CHECK, cost))
+    assert "'[bold]'" in printed(drawn(g, CHECK, cost))
 
 
 def test_summary_of_plain_decoding() -> None:
     rounds = tuple(Round(i, 0, 0, 0, committed("p"), verify_s=MS, total_s=4 * MS) for i in range(3))
-    assert cells(run_module.summary(generation(rounds, drafter=None), None, None)) == [
+    assert cells(drawn(generation(rounds, drafter=None))) == [
         ("contract", "exact: plain decoding of the target, no draft"),
         ("settings", "temperature 1.0 (default)"),
         ("seed, k", "0, no draft"),
@@ -242,7 +256,7 @@ def test_summary_of_plain_decoding() -> None:
 
 def test_summary_of_an_interrupted_greedy_run() -> None:
     g = generation(ROUNDS[:2], mode=Mode.GREEDY, temperature=None)
-    rows = named(run_module.summary(g, not_applicable(Mode.GREEDY), None, interrupted=True))
+    rows = named(drawn(g, not_applicable(Mode.GREEDY), interrupted=True))
     assert rows["contract"].startswith("greedy: token for token")
     assert rows["settings"] == ""
     assert rows["finish"] == "interrupted"
@@ -253,27 +267,22 @@ def test_summary_of_an_interrupted_greedy_run() -> None:
 
 def test_a_last_round_without_room_is_no_failure_to_propose() -> None:
     last = Round(1, 0, 0, 0, committed("b"), verify_s=MS, total_s=MS, finish=Finish.LENGTH)
-    rows = named(run_module.summary(generation((ROUNDS[0], last)), None, None))
+    rows = named(drawn(generation((ROUNDS[0], last))))
     assert "nothing proposed" not in rows
-
-
-def round_of(data: dict[str, Any]) -> Round:
-    """A round from its JSON."""
-    tuples = {key: tuple(value) for key, value in data.items() if isinstance(value, list)}
-    tokens = tuple(Committed(**{**c, "origin": Origin(c["origin"])}) for c in data["committed"])
-    finish = None if data["finish"] is None else Finish(data["finish"])
-    return Round(**{**data, **tuples, "committed": tokens, "finish": finish})
 
 
 def test_json_round_trip() -> None:
     """Everything in the tables can be computed again from the rounds in the JSON."""
     g = generation(stop=("[x]",))
-    result = result_module.result_json(g, CHECK, {"c": 0.125}, prompt="[bold]", name="p.txt")
-    data = json.loads(json.dumps(result, allow_nan=False))
-    assert data == result
-    assert tuple(round_of(r) for r in data["rounds"]) == ROUNDS
-    statistics = summarise([round_of(r) for r in data["rounds"]])
-    assert statistics == g.statistics
+    cost = {"c": 0.125, "draft_s": 0.0005, "target_s": 0.004}
+    result = result_of(g, CHECK, cost, prompt="[bold]", name="p.txt")
+    data = json.loads(json.dumps(result.model_dump(mode="json"), allow_nan=False))
+    again = Result.model_validate(data)
+    assert again == result
+    assert again.model_dump(mode="json") == data
+    assert tuple(again.live_rounds) == ROUNDS
+    statistics = summarise(again.live_rounds)
+    assert statistics == again.statistics == g.statistics
     for name in ("alpha", "tau", "accepted_fraction", "tokens_per_second"):
         assert data["statistics"][name] == getattr(statistics, name)
     assert data["statistics"]["accepted_fraction"] == 0.6
@@ -293,9 +302,18 @@ def test_json_round_trip() -> None:
     assert [row["passed"] for row in data["check"]["rows"]] == [True, False, None]
 
 
+def test_a_number_that_is_not_finite_is_null_and_read_as_none_known() -> None:
+    token = Committed(0, Origin.PLAIN, -math.inf, math.nan, 10, None)
+    written = json.loads(json.dumps(Stored.of(Round(0, 0, 0, 0, (token,))).model_dump(mode="json"), allow_nan=False))
+    assert (written["committed"][0]["log_prob"], written["committed"][0]["entropy"]) == (None, None)
+    (again,) = Stored.model_validate(written).live().committed
+    assert math.isnan(again.log_prob)
+    assert math.isnan(again.entropy)
+
+
 def test_json_of_a_run_that_was_interrupted_before_its_first_round() -> None:
-    result = result_module.result_json(generation(()), None, None, prompt="x", name="x", interrupted=True)
-    data = json.loads(json.dumps(result, allow_nan=False))
+    result = result_of(generation(()), None, None, prompt="x", name="x", interrupted=True)
+    data = json.loads(json.dumps(result.model_dump(mode="json"), allow_nan=False))
     assert (data["finish"], data["rounds"], data["text"], data["check"]) == ("interrupted", [], "", None)
     assert data["statistics"]["alpha"] is None
     assert data["statistics"]["verify"] == {"n": 0, "median": None, "p90": None, "share": None}
@@ -314,7 +332,9 @@ def test_numbers_that_json_lacks_become_null() -> None:
 
 
 def test_a_json_line_keeps_the_fields_it_came_with() -> None:
-    line = result_module.line_json(generation(), None, record={"id": "[b]", "prompt": "x", "deep": {"a": [1, None]}})
+    g = generation()
+    result, sampling = result_of(g, None, None, prompt="x", name="x"), document.plain_data(g.pair.sampling)
+    line = run_module.answer(result, sampling, {"id": "[b]", "prompt": "x", "deep": {"a": [1, None]}})
     data = json.loads(json.dumps(line, allow_nan=False))
     assert list(data)[:3] == ["id", "prompt", "deep"]
     assert data["deep"] == {"a": [1, None]}

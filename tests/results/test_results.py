@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 
 from specgen.cli import app
 from specgen.errors import UsageError
-from specgen.results.files import parse_bench, read
-from specgen.results.run import check_run
+from specgen.results.files import parse_bench, parsed, read
+from specgen.results.run import Run
 from support import bench_documents
 from support import stored_results as stored
 from support.pages import bench_document, run_document
@@ -196,7 +196,7 @@ RUNS: list[tuple[Edit, str]] = [
     (setting("results.0.check.rows.0.bound", None), "results.0.check.rows.0.bound: "),
     (setting("results.0.check.rows.0.passed", "perhaps"), "results.0.check.rows.0.passed: "),
     (setting("sampling", []), "sampling: "),
-    (setting("sampling.mode", None), "sampling.mode: "),
+    (setting("sampling.mode", None), "sampling: its mode is none of exact"),
     (setting("profile", None), "profile: "),
     (setting("environment", "here"), "environment: "),
 ]
@@ -205,7 +205,7 @@ RUNS: list[tuple[Edit, str]] = [
 @pytest.mark.parametrize(("edit", "says"), RUNS, ids=[f"{i} {says[:50]}" for i, (_, says) in enumerate(RUNS)])
 def test_an_edited_run_is_refused_in_one_sentence(tmp_path: Path, edit: Edit, says: str) -> None:
     document = copy.deepcopy(run_document())
-    check_run(document, "x")
+    parsed(Run, document, "x")
     edit(document)
     path = stored.write(tmp_path, document)
     assert refused(CliRunner().invoke(app.app, ["report", str(path), "-o", "-"]), path, "run").startswith(says)

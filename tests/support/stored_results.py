@@ -190,10 +190,20 @@ def run(*texts: Sequence[float | None], cs: Sequence[float] = (), limit: int = 1
     results = [
         {
             "name": f"p{i}",
+            "prompt": f"prompt {i}",
+            "tokens": [],
+            "rounds": [],
             "plain": False,
             "finish": "length",
             "cost": {"c": cs[i], "draft_s": cs[i], "target_s": 1.0} if i < len(cs) else None,
-            "check": {"positions": len(ratios), "rows": [], "reason": None, "ratios": list(ratios), "passed": True},
+            "check": {
+                "positions": len(ratios),
+                "rows": [],
+                "reason": None,
+                "ratios": list(ratios),
+                "passed": True,
+                "verdict": f"no fault seen in {len(ratios)} positions",
+            },
         }
         for i, ratios in enumerate(texts)
     ]
@@ -214,16 +224,33 @@ def run(*texts: Sequence[float | None], cs: Sequence[float] = (), limit: int = 1
 def overlap(
     *texts: Sequence[float | None], own: int | None = None, c: float = 0.1, verify: Sequence[float] = (1.0,) * 17
 ) -> dict[str, Any]:
-    """An overlap's document with these ratios, a text each."""
+    """An overlap's document with these ratios, a text each; of what simulations do not read, nothing."""
+
+    def scores(n: int) -> dict[str, Any]:
+        return {"tokens": n, "proposed": n, "greedy_agreement": None, "temperatures": [], "predictions": []}
+
+    def columns(ratios: Sequence[float | None]) -> dict[str, Any]:
+        n = len(ratios)
+        return {"token": [5] * n, "target_log_prob": [-1.0] * n, "ratio": list(ratios), "overlap": list(ratios)}
+
     return {
         "schema_version": 1,
         "kind": "overlap",
         "profile": {"name": "pair"},
         "sampling": SAMPLING,
+        "temperature": 1.0,
+        "checkpoints": CHECKPOINTS,
+        "dtype": "float32",
+        "device": "cpu",
+        "environment": ENVIRONMENT,
         "own": own,
         "costs": {"from": "given", "c": c, "verify": list(verify), "draft_s": None, "target_s": None},
         "notes": [],
-        "results": [{"name": f"t{i}", "positions": {"ratio": list(r)}} for i, r in enumerate(texts)],
+        "results": [
+            {"name": f"t{i}", **scores(len(r)), "windows": 1, "impossible": 0, "positions": columns(r)}
+            for i, r in enumerate(texts)
+        ],
+        "overall": {**scores(sum(map(len, texts))), "kinds": [], "worst_tokens": []},
     }
 
 

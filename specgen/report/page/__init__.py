@@ -11,6 +11,8 @@ from typing import Any
 from specgen.errors import UsageError
 from specgen.report.page.bench import bench_content
 from specgen.report.page.run import run_content
+from specgen.results.files import parsed
+from specgen.results.run import Run
 
 KINDS = frozenset({"bench", "run"})
 
@@ -36,8 +38,4 @@ def page(document: dict[str, Any], name: str = "the result") -> str:
         return rendered(bench_content(document, name))
     if document.get("kind") != "run":
         raise UsageError(f"{name}: a result of specgen {document.get('kind')} has no page: give one of run or bench")
-    try:
-        content = run_content(document)
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
-        raise UsageError(f"{name}: not a whole run result: {type(error).__name__} {error}") from None
-    return rendered(content)
+    return rendered(run_content(parsed(Run, document, name)))
