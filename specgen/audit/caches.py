@@ -9,6 +9,7 @@ from torch import Tensor
 
 from specgen.audit.findings import Finding
 from specgen.audit.subject import SHORT, Subject, Watched
+from specgen.audit.watching import largest_difference
 from specgen.drafting.drafter import Drafter
 from specgen.models.protocol import LanguageModel
 from specgen.sampling.randomness import Uniforms
@@ -59,7 +60,7 @@ class CacheProbe:
                 for position, fresh in enumerate(logits, first):
                     if position in due:
                         used = due[position]
-                        difference = float((used.double() - fresh.double()).abs().max())
+                        difference = largest_difference(used, fresh)
                         if not difference <= self.worst[role]:
                             self.worst[role] = difference
                         self.flips += int(used.argmax() != fresh.argmax())

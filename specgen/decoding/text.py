@@ -11,7 +11,7 @@ _INCOMPLETE = "\ufffd"
 
 
 class _Decoded:
-    """Tokens decoded as they come, with special tokens or without: `text` is what is whole, `pending` what may not be.
+    """Tokens decoded as they come, with special tokens or without. text: what is whole; pending: what may not be.
 
     A token's text may depend on the one before it: it is the difference of two decodings.
     """

@@ -17,7 +17,13 @@ from transformers.generation import StopStringCriteria
 from specgen.decoding.text import TextStream
 from specgen.rounds.record import Finish
 
-EXTRA = [b"STOP\xe2", b"ST", b"TOP", b"\x82\xacS", b" ab"]  # ids 256 on: tokens of several bytes, some of half a letter
+EXTRA = [
+    b"STOP\xe2",
+    b"ST",
+    b"TOP",
+    b"\x82\xacS",
+    b" ab",
+]  # ids 256 on: tokens of several bytes, some of half a letter
 SPECIAL = ["<s>", "</s>", "<|im_end|>"]
 
 
@@ -47,12 +53,13 @@ def token_ids(tokenizer: Any, *parts: bytes | str) -> list[int]:
 def streamed(stream: TextStream, tokens: list[int]) -> tuple[list[str], Finish | None, int]:
     """What is handed out after each token and at last; how the text ended, and after how many tokens."""
     pieces: list[str] = []
-    for n, token in enumerate(tokens, 1):
+    finish = None
+    for token in tokens:
         finish = stream(token)
         pieces.append(stream.take())
         if finish is not None:
             break
-    return [*pieces, stream.take(final=True)], finish, n
+    return [*pieces, stream.take(final=True)], finish, len(pieces)
 
 
 @pytest.mark.parametrize(
