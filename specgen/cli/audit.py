@@ -34,7 +34,7 @@ from specgen.cli.output import EXIT_FAILED, guarded, load_quietly, moving, stder
 from specgen.errors import UsageError
 from specgen.profiles.read import DEFAULT_PROFILE
 from specgen.prompts.audit import PROMPTS
-from specgen.prompts.read import read_prompts
+from specgen.prompts.read import Prompt, read_prompts
 from specgen.report.audit import findings_table
 from specgen.settings import PROMISES, Mode
 
@@ -94,7 +94,8 @@ def audit(
 
         if prove and dtype not in (None, "float32"):
             raise UsageError(f"--prove runs in float32: leave --dtype {dtype} out")
-        texts = [p.text for p in read_prompts(prompts, None)] if prompts else list(PROMPTS)
+        own = [Prompt(f"built-in prompt {n}", text) for n, text in enumerate(PROMPTS, 1)]
+        asked = read_prompts(prompts, None) if prompts else own
         flags = sampling_flags(
             mode=mode,
             k=k,
@@ -119,19 +120,24 @@ def audit(
         session = load_quietly(settings, plain=False, quiet=quiet)
         if control and session.sampling.mode is not Mode.EXACT:
             raise UsageError(f"--control is for mode exact, not {session.sampling.mode.value}")
-        failed = _audit(session, texts, seeds=seeds, budget=budget, control=control, as_json=as_json, quiet=quiet)
+        failed = _audit(session, asked, seeds=seeds, budget=budget, control=control, as_json=as_json, quiet=quiet)
         if failed:
             raise typer.Exit(EXIT_FAILED)
 
 
 def _audit(
-    session: Session, texts: list[str], *, seeds: int, budget: float, control: bool, as_json: bool, quiet: bool
+    session: Session, asked: list[Prompt], *, seeds: int, budget: float, control: bool, as_json: bool, quiet: bool
 ) -> bool:
     """Audits, prints, and says whether it failed."""
     from specgen.audit import control as controls
     from specgen.audit.auditor import Auditor
 
-    prompts = [session.encode(text) for text in texts]
+    prompts = []
+    for p in asked:
+        try:
+            prompts.append(session.encode(p.text))
+        except UsageError as error:
+            raise UsageError(f"{p.name}: {error}") from None
     console = stderr_console()
     with console.status("audit…") if moving(console, quiet) else contextlib.nullcontext() as status:
 
@@ -142,7 +148,7 @@ def _audit(
         auditor = Auditor(session.pair, prompts, seeds=seeds, budget=budget, progress=progress)
         results: AuditResult | list[Control] = controls.control(auditor) if control else auditor.run()
     if as_json:
-        document = _document(session, auditor, texts, results)
+        document = _document(session, auditor, [p.text for p in asked], results)
         print(json.dumps(document, ensure_ascii=False, allow_nan=False))
     else:
         _print(auditor, results)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from specgen.prompts.read import ANSWER_KEY
 from specgen.results.document import plain_data
 
 if TYPE_CHECKING:
@@ -65,11 +66,11 @@ def result_json(
 def line_json(
     generation: Generation, check: CheckResult | None, *, record: dict[str, Any], interrupted: bool = False
 ) -> dict[str, Any]:
-    """One line of output for one line of .jsonl input: its fields, and what became of its prompt."""
+    """One line of output for one line of .jsonl input: its fields as they came, and under ANSWER_KEY what became of
+    its prompt."""
     s = generation.statistics
-    return plain_data(
+    answer = plain_data(
         {
-            **record,
             "text": generation.text,
             "finish": "interrupted" if interrupted else generation.finish,
             "tokens": generation.tokens,
@@ -89,3 +90,4 @@ def line_json(
             },
         }
     )
+    return {**record, ANSWER_KEY: answer}
