@@ -15,8 +15,10 @@ from specgen.decoding.batch import BatchGeneration
 from specgen.decoding.captured.capture import call_directly
 from specgen.decoding.captured.fits import loop_for
 from specgen.decoding.generation import Generation
+from specgen.decoding.loop import rounds_of, steps
 from specgen.decoding.pair import Pair
 from specgen.drafting.checkpoint import ModelDrafter
+from specgen.drafting.drafter import Row
 from specgen.errors import RunError
 from specgen.machine.clocks import untimed
 from specgen.models import packed
@@ -74,9 +76,11 @@ def captured(pair: Pair, *, plain: bool = False) -> tuple[int, ...]:
     s = pair.sampling
     loop = loop_for(pair, plain=plain, capture=call_directly)
     loop.prepare(len(PROMPT), s.max_new_tokens)
-    loop.start(PROMPT)
+    loop.start([PROMPT])
     uniforms = (SharedNoise if s.mode is Mode.COUPLED else KeyedUniforms)(s.seed, prompt_digest(PROMPT))
-    rounds = loop.rounds(PROMPT, max_new_tokens=s.max_new_tokens, uniforms=uniforms, ended=ends_at([]), clock=untimed)
+    row = Row(0, list(PROMPT), len(PROMPT) + s.max_new_tokens, uniforms, ends_at([]))
+    loop.begin([row])
+    rounds = rounds_of(steps(loop, [row], k=loop.k, clock=untimed))
     return tuple(t for r in rounds for t in r.tokens)
 
 
