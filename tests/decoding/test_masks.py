@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from specgen.audit.caches import CacheProbe
+from specgen.audit.auditor import Auditor
+from specgen.audit.findings import Status
 from specgen.decoding.batch import BatchGeneration
 from specgen.decoding.captured.capture import call_directly
 from specgen.decoding.captured.fits import loop_for
@@ -121,12 +122,11 @@ def test_the_checks_do_not_take_a_mask_for_a_fault() -> None:
     """The run's check of itself, the audit's of the caches, the trial of packed linears, a scored text."""
     pair = pair_of(Sampling(k=3, max_new_tokens=24), -torch.inf)
     assert pair.drafter is not None
-    generation = Generation(pair, PROMPT)
-    probe = CacheProbe(pair.target, pair.drafter, generation.uniforms)
-    for _ in generation:
-        probe.after_round([*PROMPT, *generation.tokens])
-    probe.judge([*PROMPT, *generation.tokens])
-    assert all(0 <= worst < 1e-3 for worst in probe.worst.values())
+    caches = Auditor(pair, [PROMPT], seeds=1).run(["caches"])["caches"]
+    assert caches.status is Status.PASS
+    assert caches.value is not None
+    assert 0 <= caches.value < 1e-3
+    generation = Generation(pair, PROMPT).run()
     check = generation.check()
     assert check.passed
     assert all(row.value is None or row.value == row.value for row in check.rows)
