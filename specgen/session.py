@@ -54,7 +54,8 @@ class Session:
     def encode(self, prompt: str) -> list[int]:
         """Token ids of the prompt, through the chat template where the profile and the tokenizer say so.
 
-        Raises UsageError for an empty prompt, a missing template, or more than the context holds.
+        Raises UsageError for an empty prompt, a missing template, a token without a row, or more than the context
+        holds.
         """
         if not prompt.strip():
             raise UsageError("the prompt is empty")
@@ -64,6 +65,7 @@ class Session:
         )
         if not tokens:
             raise UsageError("the prompt holds no token of the target's")
+        self.check_rows(tokens)
         self._check_room(len(tokens))
         return tokens
 
@@ -74,6 +76,18 @@ class Session:
         if self.both_hold is not None and wanted > self.both_hold and self.both_hold != self.context:
             notes.append(f"the draft holds {self.both_hold} tokens: behind them the target goes on without it")
         return notes
+
+    def check_rows(self, tokens: Sequence[int]) -> None:
+        """Raises UsageError naming the first token that the target has no row of embeddings for."""
+        vocabulary, tokenizer = self.pair.target.vocabulary, self.pair.tokenizer
+        for token in tokens:
+            if token >= vocabulary:
+                spelled = () if tokenizer is None else tokenizer.get_vocab().items()
+                name = next((f" {text!r}" for text, i in spelled if i == token), "")
+                raise UsageError(
+                    f"the prompt holds the token{name} with the id {token}, for which the target has no row: its ids "
+                    f"go from 0 to {vocabulary - 1}"
+                )
 
     def _check_room(self, prompt_tokens: int) -> None:
         wanted = prompt_tokens + self.sampling.max_new_tokens
@@ -95,9 +109,10 @@ class Session:
         timed: whether its rounds are; else no clock is read. Raises UsageError, also for more than the context holds.
         """
         tokens = self.encode(prompt) if isinstance(prompt, str) else list(prompt)
-        vocabulary = self.pair.target.vocabulary
-        if not tokens or not all(type(t) is int and 0 <= t < vocabulary for t in tokens):
-            raise UsageError(f"a prompt needs token ids from 0 to {vocabulary - 1}, and at least one")
+        if not tokens or not all(type(t) is int and t >= 0 for t in tokens):
+            most = self.pair.target.vocabulary - 1
+            raise UsageError(f"a prompt needs token ids from 0 to {most}, and at least one")
+        self.check_rows(tokens)
         self._check_room(len(tokens))
         if not plain and self.pair.drafter is None:
             raise UsageError(f"profile {self.profile.name} has no draft: add one, or decode with --plain")
@@ -239,12 +254,11 @@ def _sampling(profile: Profile, at: Located, config: Any, tokenizer: Any, vocabu
 
 
 def _token_ids(refs: Any, tokenizer: Any, vocabulary: Vocabulary, key: str) -> tuple[int, ...]:
-    """Ids of token ids and strings. A string must be one token: by its text, or as the vocabulary spells it."""
+    """Ids of token ids and strings. A string must be one token: by its text, or as the vocabulary spells it.
+    (Numbers in strings are ids by now, see `profiles.schema`.)"""
     ids = []
     for ref in refs:
         found = [ref] if isinstance(ref, int) else tokenizer.encode(ref, add_special_tokens=False)
-        if isinstance(ref, str) and ref.isascii() and ref.isdigit() and len(found) != 1:
-            found = [int(ref)]
         if len(found) != 1:
             raise UsageError(
                 f"decoding.{key}: {ref!r} is {len(found)} tokens {found}: name single tokens, or their ids"
@@ -258,10 +272,12 @@ def _token_ids(refs: Any, tokenizer: Any, vocabulary: Vocabulary, key: str) -> t
 
 
 def _processors(sampling: Sampling, vocabulary: Vocabulary, device: torch.device) -> Processors:
-    """Ids that no text contains, or that only the draft has, are masked on both sides."""
-    masked = {i for i in (*vocabulary.unused, *vocabulary.missing_in_target) if i < vocabulary.size}
-    ban = tuple(sorted({*sampling.ban, *masked}))
-    return Processors.of(dataclasses.replace(sampling, ban=ban), device)
+    """Ids that no text contains, or that only the draft has, are masked on both sides. What a generation_config
+    bans beyond the rows is not there to be drawn."""
+    banned = {*sampling.ban, *vocabulary.unused, *vocabulary.missing_in_target}
+    ban = tuple(sorted(i for i in banned if i < vocabulary.size))
+    words = tuple(word for word in sampling.bad_words_ids if max(word, default=0) < vocabulary.size)
+    return Processors.of(dataclasses.replace(sampling, ban=ban, bad_words_ids=words), device)
 
 
 def _notes(rows: int, vocabulary: Vocabulary) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ import pytest
 import specgen
 from specgen.rounds.record import Finish, Origin
 from specgen.settings import Mode
-from support.command import PROMPT, N, environment, process, write_pair
+from support.command import PROMPT, WORDS, N, environment, process, write_pair
 
 
 @pytest.fixture(scope="module")
@@ -174,10 +174,17 @@ def test_example_of_the_package_runs(profile: str) -> None:
     assert verdict.startswith("no fault seen in 128 positions")
 
 
-@pytest.mark.parametrize("prompt", [[True], [1.5], ["a"], [-1], [10**9], []])
+@pytest.mark.parametrize("prompt", [[True], [1.5], ["a"], [-1], []])
 def test_what_is_no_prompt_of_token_ids(session: specgen.Session, prompt: list) -> None:
     with pytest.raises(specgen.UsageError, match="a prompt needs token ids from 0 to"):
         session.generate(prompt)
+
+
+@pytest.mark.parametrize("token", [len(WORDS), 10**9, 2**80])
+def test_token_ids_that_have_no_row(session: specgen.Session, token: int) -> None:
+    wanted = f"the token with the id {token}, for which the target has no row: its ids go from 0 to {len(WORDS) - 1}"
+    with pytest.raises(specgen.UsageError, match=wanted):
+        session.generate([1, token, 2])
 
 
 def test_token_ids_have_to_fit_the_context_as_texts_do(session: specgen.Session) -> None:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from specgen.audit.findings import Finding
 from specgen.audit.subject import SHORT, Subject, at_least_float32
+from specgen.audit.watching import largest_difference
 from specgen.drafting.drafter import Drafter
 from specgen.drafting.ngram import NgramDrafter
 from specgen.rounds.record import Round
@@ -144,7 +145,7 @@ def _explain(
     a, b = (_choices(subject, logits, prefix, seed, prompt) for logits in (alone, verified))
     own = plain[n]
     near = float((a - b)[[own, token]].abs().nan_to_num(nan=0.0).sum())
-    rounding = float((alone.double() - verified.double()).abs().max()) <= subject.bound
+    rounding = largest_difference(alone, verified) <= subject.bound
     explained = int(a.argmax()) == own and int(b.argmax()) == token and rounding
     margins = float(a[own] - a[token]), float(b[token] - b[own])
     return Divergence(position, own, token, *margins, near, explained)

@@ -110,6 +110,12 @@ def short_name(processor: Any) -> str:
     return type(processor).__name__.removesuffix("LogitsProcessor").removesuffix("LogitsWarper")
 
 
+def largest_difference(a: Tensor, b: Tensor) -> float:
+    """Of two rows of logits; −∞ on both sides is a mask, and no difference."""
+    a, b = a.double(), b.double()
+    return float((a - b).masked_fill(a == b, 0.0).abs().max())
+
+
 def widened(probs: Tensor) -> Tensor:
     """In float64 (on the CPU where the device has none), rows summing to 1."""
     wide = probs.cpu().double() if probs.device.type == "mps" else probs.double()

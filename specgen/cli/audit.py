@@ -33,7 +33,7 @@ from specgen.cli.output import EXIT_FAILED, guarded, load_quietly, moving, stder
 from specgen.errors import UsageError
 from specgen.profiles.read import DEFAULT_PROFILE
 from specgen.prompts.audit import PROMPTS
-from specgen.prompts.read import read_prompts
+from specgen.prompts.read import Prompt, read_prompts
 from specgen.report.audit import parts
 from specgen.results.document import json_text
 from specgen.settings import PROMISES, Mode
@@ -93,7 +93,8 @@ def audit(
 
         if prove and dtype not in (None, "float32"):
             raise UsageError(f"--prove runs in float32: leave --dtype {dtype} out")
-        texts = [p.text for p in read_prompts(prompts, None)] if prompts else list(PROMPTS)
+        own = [Prompt(f"built-in prompt {n}", text) for n, text in enumerate(PROMPTS, 1)]
+        asked = read_prompts(prompts, None) if prompts else own
         flags = sampling_flags(
             mode=mode,
             k=k,
@@ -118,7 +119,7 @@ def audit(
         session = load_quietly(settings, plain=False, quiet=quiet)
         if control and session.sampling.mode is not Mode.EXACT:
             raise UsageError(f"--control is for mode exact, not {session.sampling.mode.value}")
-        document = _audited(session, texts, seeds=seeds, budget=budget, control=control, quiet=quiet)
+        document = _audited(session, asked, seeds=seeds, budget=budget, control=control, quiet=quiet)
         if as_json:
             write(json_text(document))
         else:
@@ -128,14 +129,19 @@ def audit(
 
 
 def _audited(
-    session: Session, texts: list[str], *, seeds: int, budget: float, control: bool, quiet: bool
+    session: Session, asked: list[Prompt], *, seeds: int, budget: float, control: bool, quiet: bool
 ) -> Audit | ControlAudit:
     from specgen.audit import control as controls
     from specgen.audit.auditor import Auditor
     from specgen.results.audit import Audit, ControlAudit
     from specgen.session import head
 
-    prompts = [session.encode(text) for text in texts]
+    prompts = []
+    for p in asked:
+        try:
+            prompts.append(session.encode(p.text))
+        except UsageError as error:
+            raise UsageError(f"{p.name}: {error}") from None
     console = stderr_console()
     with console.status("audit…") if moving(console, quiet) else contextlib.nullcontext() as status:
 
@@ -149,7 +155,7 @@ def _audited(
         **head(session),
         "kind": "audit",
         "promise": PROMISES[session.sampling.mode],
-        "prompts": texts,
+        "prompts": [p.text for p in asked],
         "seeds": seeds,
         "budget_s": budget,
     }

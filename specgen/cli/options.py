@@ -67,7 +67,7 @@ TypicalDelta = Annotated[float | None, typer.Option(help="Of mode typical.", sho
 RepetitionPenalty = Annotated[float | None, typer.Option(help="Of tokens already in the text; 1: none.")]
 
 
-Ban = Annotated[list[str] | None, typer.Option(help="Never draw this token (id or string). Repeatable.")]
+Ban = Annotated[list[str] | None, typer.Option(help="Never draw this token: a number is its id. Repeatable.")]
 
 
 # What is not decoding.NAME.
@@ -85,10 +85,10 @@ def sampling_flags(**options: Any) -> dict[str, Any]:
     """A command's options by dotted key, as `load_profile` takes them; None and an empty list: not given.
 
     `sampling_flags(k=2, chat=True)` is {"decoding.k": 2, "prompt.template": "chat"}. Names are those of the
-    settings, but for draft (a checkpoint), chat (bool) and system; ban may hold ids as strings.
+    settings, but for draft (a checkpoint), chat (bool) and system.
     """
     if "ban" in options:
-        options["ban"] = [int(b) if b.isascii() and b.isdigit() else b for b in options["ban"] or []]
+        options["ban"] = options["ban"] or []
     if options.get("chat") is not None:
         options["chat"] = "chat" if options["chat"] else "raw"
     return {_KEYS.get(name, f"decoding.{name}"): value for name, value in options.items()}

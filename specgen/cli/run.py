@@ -170,7 +170,7 @@ def run(
         list[str] | None,
         typer.Argument(
             metavar="[FILE]...",
-            help="Prompt files; - is stdin; .jsonl gives JSON lines out.",
+            help='Prompt files; - is stdin; .jsonl gives its lines out again, with the answer under "specgen".',
             show_default=False,
         ),
     ] = None,
@@ -233,7 +233,7 @@ def run(
             raise UsageError(f"--mode {mode} means nothing with --plain: there is no draft to verify")
         if show_origin and as_json:
             raise UsageError("--show-origin means nothing with --json: every round's tokens and origins stand there")
-        prompts = read_prompts(inputs or [], prompt)
+        prompts = read_prompts(inputs or [], prompt, answers=not as_json)
         if show_origin and prompts[0].record is not None:
             raise UsageError("--show-origin means nothing for .jsonl files: their answers come out as JSON lines")
         flags = sampling_flags(

@@ -71,7 +71,7 @@ class Eager:
         self.probs = []
         for row, proposal, logits in zip(live, self.proposals, self.scored, strict=True):
             check_finite(logits, self.target.role + row.name, len(row.tokens))
-            probs = self.processors(logits, row.tokens, proposal.tokens)
+            probs = self.processors(logits, row.tokens, proposal.tokens, side=self.target.role + row.name)
             self.probs.append(probs)
             found.append(settle(self.rule, probs, proposal, row, index, plain=not self.drafts))
         return found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from specgen.rounds.record import Finish
@@ -10,67 +10,124 @@ from specgen.rounds.record import Finish
 _INCOMPLETE = "\ufffd"
 
 
+class _Decoded:
+    """Tokens decoded as they come, with special tokens or without. text: what is whole; pending: what may not be.
+
+    A token's text may depend on the one before it: it is the difference of two decodings.
+    """
+
+    def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
+        self._decode = decode
+        self._tokens: list[int] = []
+        self._from = 0  # tokens before this one are decoded for good
+        self._settled = 0  # tokens up to here have given their text
+        self.text = ""
+        self.pending = ""
+
+    def add(self, token: int) -> None:
+        self._tokens.append(token)
+        known = self._decode(self._tokens[self._from : self._settled])
+        longer = self._decode(self._tokens[self._from :])
+        self.pending = longer[len(known) :]
+        if not longer.endswith(_INCOMPLETE):
+            self.settle()
+
+    def settle(self) -> None:
+        """The pending text as it is, half a character and all."""
+        if not self.pending:
+            return
+        self.text, self.pending = self.text + self.pending, ""
+        self._from, self._settled = self._settled, len(self._tokens)
+
+
 class TextStream:
     """Decodes committed tokens one at a time.
 
     `take()` hands out what is certain: text that ends in an incomplete UTF-8 sequence, or in what may be the
     beginning of a stop string, is held back. A stop string itself and what is behind it are never handed out.
+
+    Special tokens are never handed out either, but stop strings are looked for in the text that holds them, as
+    transformers' `generate(stop_strings=…)` does, and in what is held back. Of several the one that begins first
+    counts; the prompt is not searched.
     """
 
     def __init__(self, tokenizer: Any, end_tokens: Sequence[int] = (), stop: Sequence[str] = ()) -> None:
         self._tokenizer = tokenizer
         self._ends = frozenset(end_tokens)
         self._stop = tuple(stop)
-        self._tokens: list[int] = []
-        self._from = 0  # tokens before this one are decoded for good
-        self._settled = 0  # tokens up to here have given their text
-        self.text = ""
+        self._longest = max((len(s) for s in self._stop), default=0)
+        self._shown = _Decoded(lambda tokens: self._decode(tokens, special=False))
+        self._searched = _Decoded(lambda tokens: self._decode(tokens, special=True))  # kept where there is a stop
+        self._special: dict[int, bool] = {}  # by token
+        self._silent: list[tuple[int, int]] = []  # of the searched text: (begin, end) of what is never handed out
+        self._cut: int | None = None  # characters in front of a stop string that was found
         self._taken = 0
+
+    @property
+    def text(self) -> str:
+        """What is whole so far, up to a stop string."""
+        return self._shown.text if self._cut is None else self._shown.text[: self._cut]
 
     def __call__(self, token: int) -> Finish | None:
         """Takes in one committed token; whether the text ends with it, and how."""
-        if token in self._ends:
+        ends = token in self._ends
+        if self._cut is None:
+            if not ends:
+                self._shown.add(token)
+            if self._stop:
+                self._search(token, silent=ends)
+        if ends:
             return Finish.END
-        self._tokens.append(token)
-        before = len(self.text)
-        self._settle()
-        reach = before - max((len(s) for s in self._stop), default=1) + 1
-        hits = [at for s in self._stop if (at := self.text.find(s, max(0, reach))) >= 0]
-        if hits:
-            self.text = self.text[: min(hits)]
-            return Finish.STOP
-        return None
+        return None if self._cut is None else Finish.STOP
 
-    def _decode(self, tokens: Sequence[int]) -> str:
+    def _decode(self, tokens: Sequence[int], *, special: bool) -> str:
         if self._tokenizer is None:
             return "".join(f"{t} " for t in tokens)
-        return self._tokenizer.decode(list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        return str(
+            self._tokenizer.decode(list(tokens), skip_special_tokens=not special, clean_up_tokenization_spaces=False)
+        )
 
-    def _settle(self, *, final: bool = False) -> None:
-        """Appends the text of the pending tokens once it is whole: the difference of two decodings, because a
-        token's text may depend on the one before it."""
-        known = self._decode(self._tokens[self._from : self._settled])
-        longer = self._decode(self._tokens[self._from :])
-        if len(longer) <= len(known) or (longer.endswith(_INCOMPLETE) and not final):
-            return
-        self.text += longer[len(known) :]
-        self._from, self._settled = self._settled, len(self._tokens)
+    def _search(self, token: int, *, silent: bool) -> None:
+        """Cuts the text at the first stop string that this token completes."""
+        before = len(self._searched.text)
+        self._searched.add(token)
+        whole = self._searched.text + self._searched.pending
+        if silent or self._is_special(token):
+            self._silent.append((len(whole) - len(self._decode([token], special=True)), len(whole)))
+        certain = whole.rstrip(_INCOMPLETE) if self._searched.pending else whole  # the rest is half a character
+        reach = max(0, before - self._longest + 1)
+        hits = [at for s in self._stop if (at := certain.find(s, reach)) >= 0]
+        if hits:
+            self._shown.settle()
+            self._cut = max(0, len(self._shown.text) - self._heard(min(hits), len(whole)))
+
+    def _is_special(self, token: int) -> bool:
+        if token not in self._special:
+            alone = self._decode([token], special=True), self._decode([token], special=False)
+            self._special[token] = bool(alone[0]) and not alone[1]
+        return self._special[token]
+
+    def _heard(self, begin: int, end: int) -> int:
+        """How many characters of searched[begin:end] are handed out: counted from the end, where both texts agree."""
+        hidden = (min(end, b) - max(begin, a) for a, b in self._silent if a < end and b > begin)
+        return end - begin - sum(hidden)
 
     def take(self, *, final: bool = False) -> str:
         """The text that became certain since the last call; final: everything that is left."""
-        if final and len(self._tokens) > self._settled:
-            self._settle(final=True)
-        certain = len(self.text) if final else len(self.text) - self._possible_stop()
-        piece = self.text[self._taken : certain]
+        if final and self._cut is None:
+            self._shown.settle()
+        text = self.text
+        certain = len(text) if final or self._cut is not None else len(text) - self._possible_stop()
+        piece = text[self._taken : certain]
         self._taken = max(self._taken, certain)
         return piece
 
     def _possible_stop(self) -> int:
-        """Length of the longest end of the text that begins a stop string."""
-        longest = max((len(s) for s in self._stop), default=0)
-        for n in range(min(longest - 1, len(self.text)), 0, -1):
-            if any(s.startswith(self.text[-n:]) for s in self._stop):
-                return n
+        """Characters at the end of the text that may begin a stop string: its longest end that does."""
+        text = self._searched.text
+        for n in range(min(self._longest - 1, len(text)), 0, -1):
+            if any(s.startswith(text[-n:]) for s in self._stop):
+                return self._heard(len(text) - n, len(text))
         return 0
 
 

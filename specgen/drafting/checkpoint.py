@@ -56,7 +56,7 @@ class ModelDrafter(Drafter):
             check_finite(logits, self.model.role, len(prefix) + j)
             # A long text is copied only for those who read it.
             text = prefix if self.processors.stateless else [*prefix, *drafted]
-            probs = self.processors(logits, text)[0]
+            probs = self.processors(logits, text, side=self.model.role, position=len(prefix) + j)[0]
             token = int(draw(probs, Stream.DRAFT, len(prefix) + j, round_index, uniforms))
             rows.append(probs)
             drafted.append(token)
@@ -70,7 +70,8 @@ class ModelDrafter(Drafter):
         context = self.model.context
         end = len(tokens) if context is None else min(len(tokens), context + 1)
         for first, logits in self.model.score(tokens[:end], start) if start < end else ():
-            probs = self.processors(logits, tokens[:first], tokens[first : first + len(logits) - 1])
+            drafted = tokens[first : first + len(logits) - 1]
+            probs = self.processors(logits, tokens[:first], drafted, side=self.model.role)
             yield first, list(probs)
         for i in range(max(start, end), len(tokens)):
             yield i, [None]
@@ -112,7 +113,7 @@ class CheckpointRows:
                 if feed:
                     last, position = logits[b, len(feed) - 1 : len(feed)], len(texts[b])
                     check_finite(last, self._model.role + rows[b].name, position)
-                    probs[b].append(self.processors(last, texts[b])[0])
+                    probs[b].append(self.processors(last, texts[b], side=self._model.role + rows[b].name)[0])
                     token = draw(probs[b][-1], Stream.DRAFT, position, round_index, rows[b].uniforms)
                     texts[b].append(int(token))
         return [

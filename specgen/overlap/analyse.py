@@ -47,15 +47,23 @@ def text_tokens(session: Session, prompt: Prompt) -> list[int]:
             f"{prompt.name}: holds {len(tokens)} token{'s' * (len(tokens) != 1)}: needs at least 2, since the first "
             "has nothing before it"
         )
+    try:
+        session.check_rows(tokens)
+    except UsageError as error:
+        raise UsageError(f"{prompt.name}: {error}") from None
     return tokens
 
 
-def own_text(session: Session, prompt: Prompt) -> tuple[list[int], int]:
-    """The prompt and behind it what the target writes, decoded plainly; and where that begins."""
+def prompt_tokens(session: Session, prompt: Prompt) -> list[int]:
+    """The prompt's tokens, for the target to go on from. Raises UsageError."""
     try:
-        tokens = session.encode(prompt.text)
+        return session.encode(prompt.text)
     except UsageError as error:
         raise UsageError(f"{prompt.name}: {error}".replace("--max-new-tokens", "--own")) from None
+
+
+def own_text(session: Session, tokens: Sequence[int]) -> tuple[list[int], int]:
+    """A prompt's tokens and behind them what the target writes, decoded plainly; and where that begins."""
     generation = session.generate(tokens, plain=True).run()
     return [*tokens, *generation.tokens], len(tokens)
 
@@ -82,9 +90,10 @@ def analyse(
     pair = session.pair
     assert pair.drafter is not None
     texts = [(p.name, text_tokens(session, p), 1) for p in prompts] if own is None else []
-    for p in prompts if own is not None else ():
-        progress(f"{p.name}: writing {own} tokens")
-        texts.append((p.name, *own_text(session, p)))
+    asked = [(p.name, prompt_tokens(session, p)) for p in prompts] if own is not None else []
+    for name, tokens in asked:
+        progress(f"{name}: writing {own} tokens")
+        texts.append((name, *own_text(session, tokens)))
     found = []
     for name, tokens, first in texts:
         n = len(tokens) - first

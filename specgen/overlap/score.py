@@ -178,8 +178,11 @@ def score_text(
             if drafter.model is not None:
                 check_finite(raw, drafter.model.role, begin + at)
             for t in wanted:
-                target_probs = chains[t](logits, prefix, inside).double()
-                draft_probs = (drafts[t](raw, prefix, inside) if drafts else raw).to(target_probs)
+                target_probs = chains[t](logits, prefix, inside, position=begin + at).double()
+                draft_probs = raw
+                if drafts:
+                    draft_probs = drafts[t](raw, prefix, inside, side="draft", position=begin + at)
+                draft_probs = draft_probs.to(target_probs)
                 betas = overlap(target_probs, draft_probs).tolist()
                 overlaps[t] += [beta if is_there else 0.0 for beta, is_there in zip(betas, offered, strict=True)]
                 if t == own:

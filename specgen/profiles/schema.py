@@ -58,7 +58,15 @@ Checkpoint = Annotated[Text, AfterValidator(_well_formed)]
 Number = Annotated[float, Field(allow_inf_nan=False), BeforeValidator(_yaml_float)]
 
 
-TokenRefs = Annotated[tuple[Count | Text, ...], Field(strict=False)]  # not strict: YAML has lists only
+def _number_is_id(token: int | str) -> int | str:
+    """On a command line everything is text: a number means an id there, and so the same, quoted, in a file."""
+    return int(token) if isinstance(token, str) and token.isascii() and token.isdigit() else token
+
+
+TokenRef = Annotated[Count | Text, AfterValidator(_number_is_id)]
+
+
+TokenRefs = Annotated[tuple[TokenRef, ...], Field(strict=False)]  # not strict: YAML has lists only
 
 
 def _workable(temperature: float) -> float:

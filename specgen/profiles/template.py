@@ -50,9 +50,9 @@ decoding:
   #typical_delta: 0.09      # min(epsilon, delta * exp(-entropy of the target))
   #repetition_penalty: 1.0  # 1: off
   #no_repeat_ngram_size: 0  # 0: off
-  #ban: []                  # token ids, or tokens, that never come out
+  #ban: []                  # token ids, or tokens, that never come out; a number is an id, quoted or not
   #stop: ["\\n\\n"]           # strings that end the text
-  #end_tokens: [0]          # token ids, or tokens, that end the text; default: the checkpoint's own
+  #end_tokens: [0]          # the same for what ends the text; default: the checkpoint's own
   #generation_config: true  # take what the checkpoint's own generation_config sets
 
 prompt:

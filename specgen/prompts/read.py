@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from specgen.errors import UsageError
+
+ANSWER_KEY = "specgen"  # of a .jsonl line that comes out: all that is not the input's
 
 
 @dataclass
@@ -20,8 +23,11 @@ class Prompt:
     record: dict[str, Any] | None = field(default=None)
 
 
-def read_prompts(inputs: list[str], prompt: str | None) -> list[Prompt]:
-    """The prompts that files, `-` and --prompt give. Raises UsageError for what cannot be read."""
+def read_prompts(inputs: list[str], prompt: str | None, *, answers: bool = False) -> list[Prompt]:
+    """The prompts that files, `-` and --prompt give. Raises UsageError for what cannot be read.
+
+    answers: a .jsonl line comes out again with its answer, so that it may not hold ANSWER_KEY.
+    """
     if prompt is not None and inputs:
         raise UsageError("give either files or --prompt, not both")
     if prompt is not None:
@@ -32,7 +38,7 @@ def read_prompts(inputs: list[str], prompt: str | None) -> list[Prompt]:
     for name in inputs:
         text = _decoded(name, _bytes_of(name))
         if name.lower().endswith(".jsonl"):
-            found += _json_lines(name, text)
+            found += _json_lines(name, text, answers)
         else:
             # The line ending that editors and echo put behind the last line is not part of the prompt.
             found.append(_checked(Prompt(name, text.removesuffix("\n").removesuffix("\r"))))
@@ -77,18 +83,33 @@ def _checked(prompt: Prompt) -> Prompt:
     return prompt
 
 
-def _json_lines(name: str, text: str) -> list[Prompt]:
+def _no_number(text: str) -> float:
+    """Python reads NaN and Infinity, and what it writes of them is no JSON either."""
+    raise ValueError(f"{text} is no number")
+
+
+def _finite(text: str) -> float:
+    if not math.isfinite(number := float(text)):
+        raise ValueError(f"{text} is more than a float holds")
+    return number
+
+
+def _json_lines(name: str, text: str, answers: bool) -> list[Prompt]:
     found = []
     for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
             continue
         where = f"{name}:{number}"
         try:
-            record = json.loads(line)
+            record = json.loads(line, parse_constant=_no_number, parse_float=_finite)
         except (ValueError, RecursionError) as error:
             raise UsageError(f"{where}: not JSON: {error}") from None
         if not isinstance(record, dict) or not isinstance(record.get("prompt"), str):
             raise UsageError(f'{where}: needs an object with a text in "prompt"')
+        if answers and ANSWER_KEY in record:
+            raise UsageError(
+                f'{where}: has a key "{ANSWER_KEY}" already, where the answer goes: rename it, or leave it out'
+            )
         found.append(_checked(Prompt(where, record["prompt"], record)))
     if not found:
         raise UsageError(f"{name}: holds no prompt")

@@ -9,6 +9,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from specgen.prompts.read import ANSWER_KEY
 from specgen.report.numbers import milliseconds, number, percent
 from specgen.results.document import plain_data
 from specgen.results.run import Check, Result
@@ -159,17 +160,16 @@ def check_lines(check: Check | None) -> list[tuple[str, str]]:
 
 
 def answer(result: Result, sampling: Mapping[str, Any], record: Mapping[str, Any]) -> dict[str, Any]:
-    """One line of output for one line of .jsonl input: its fields, and what became of its prompt."""
+    """One line of output for one line of .jsonl input: its fields as they came, and under ANSWER_KEY what became of
+    its prompt."""
     names = ("committed", "rounds", "drafted", "tested", "accepted", "alpha", "predicted_alpha", "tau")
-    return plain_data(
-        {
-            **record,
-            "text": result.text,
-            "finish": result.finish,
-            "tokens": result.tokens,
-            "mode": sampling["mode"],
-            "promise": result.promise,
-            "check": result.check and {"passed": result.check.passed, "verdict": result.check.verdict},
-            "statistics": {name: getattr(result.statistics, name) for name in (*names, "tokens_per_second")},
-        }
-    )
+    found = {
+        "text": result.text,
+        "finish": result.finish,
+        "tokens": result.tokens,
+        "mode": sampling["mode"],
+        "promise": result.promise,
+        "check": result.check and {"passed": result.check.passed, "verdict": result.check.verdict},
+        "statistics": {name: getattr(result.statistics, name) for name in (*names, "tokens_per_second")},
+    }
+    return {**record, ANSWER_KEY: plain_data(found)}

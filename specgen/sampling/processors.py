@@ -56,6 +56,27 @@ class TopP(hf.LogitsProcessor):
 _STATELESS = (Ban, hf.TemperatureLogitsWarper, hf.TopKLogitsWarper, TopP, hf.MinPLogitsWarper)
 
 
+# Those that never rule out the most probable token.
+_KEEP_THE_BEST = (
+    hf.RepetitionPenaltyLogitsProcessor,
+    hf.TemperatureLogitsWarper,
+    hf.TopKLogitsWarper,
+    TopP,
+    hf.MinPLogitsWarper,
+)
+
+# What the user calls those that may.
+_SETTINGS = {
+    Ban: "ban",
+    hf.NoRepeatNGramLogitsProcessor: "no_repeat_ngram_size",
+    hf.NoBadWordsLogitsProcessor: "bad_words_ids",
+}
+
+
+def _setting(processor: hf.LogitsProcessor) -> str:
+    return _SETTINGS.get(type(processor), type(processor).__name__)
+
+
 def build_processors(sampling: Sampling, device: torch.device | str = "cpu") -> list[hf.LogitsProcessor]:
     """transformers' processors (two of them in a faster form), in the order in which `generate` applies them
     (warpers only when sampling)."""
@@ -93,10 +114,23 @@ class Processors:
         self.chain = tuple(chain)
         self.greedy = greedy
         self.stateless = all(isinstance(p, _STATELESS) for p in self.chain)
+        self._may_leave_none = not all(isinstance(p, _KEEP_THE_BEST) for p in self.chain)
 
     @classmethod
     def of(cls, sampling: Sampling, device: torch.device | str = "cpu") -> Processors:
         return cls(build_processors(sampling, device), greedy=sampling.temperature is None)
+
+    @property
+    def maskers(self) -> str:
+        """The settings that may leave no token, by name."""
+        return " or ".join(_setting(p) for p in self.chain if not isinstance(p, _KEEP_THE_BEST))
+
+    def _last_straw(self, logits: Tensor, prefix: Sequence[int], drafted: Sequence[int], row: int) -> str:
+        """The setting whose processor leaves nothing of a row; all that may where none does it alone."""
+        for n in range(1, len(self.chain) + 1):
+            if bool(faulty(Processors(self.chain[:n]).scores(logits, prefix, drafted))[row]):
+                return _setting(self.chain[n - 1])
+        return self.maskers
 
     def scores(self, logits: Tensor, prefix: Sequence[int], drafted: Sequence[int] = ()) -> Tensor:
         """Processed logits [n, V] of n successive positions, before the softmax.
@@ -118,20 +152,45 @@ class Processors:
                 scores = torch.cat(rows)
         return scores
 
-    def __call__(self, logits: Tensor, prefix: Sequence[int], drafted: Sequence[int] = ()) -> Tensor:
-        """Probabilities [n, V], rows sum to 1; float64 stays float64, all else is computed in float32."""
+    def __call__(
+        self,
+        logits: Tensor,
+        prefix: Sequence[int],
+        drafted: Sequence[int] = (),
+        *,
+        side: str = "target",
+        position: int | None = None,
+    ) -> Tensor:
+        """Probabilities [n, V], rows sum to 1; float64 stays float64, all else is computed in float32.
+
+        Raises RunError where a processor leaves no token to draw. side, position: what it calls the model and the
+        first row's place (else len(prefix)).
+        """
         wide = logits if logits.dtype == torch.float64 else logits.float()
         scores = self.scores(wide, prefix, drafted)
+        if self._may_leave_none and bool((none := faulty(scores)).any()):
+            row = int(none.nonzero()[0])
+            raise nothing_left(
+                side,
+                (len(prefix) if position is None else position) + row,
+                self._last_straw(wide, prefix, drafted, row),
+            )
         if self.greedy:
             return torch.zeros_like(scores).scatter_(-1, scores.argmax(-1, keepdim=True), 1.0)
         return scores.softmax(-1)
 
 
+def faulty(logits: Tensor) -> Tensor:
+    """[...] whether a row of logits or scores [..., V] has no distribution: a NaN, a +inf, or −inf throughout.
+
+    −inf beside finite numbers is a mask. Reads nothing back, so that a captured graph can ask too.
+    """
+    return ~torch.isfinite(logits.amax(-1))  # a NaN is the largest of all
+
+
 def check_finite(logits: Tensor, model: str, first_position: int) -> None:
-    """Raises RunError naming model and position at the first row [V] of logits [n, V] that is not finite."""
-    if bool(torch.isfinite(logits.sum())):
-        return  # a sum is finite only if all of it is; the other way round it may just have overflowed
-    bad = ~torch.isfinite(logits).all(-1)
+    """Raises RunError naming model and position at the first row [V] of logits [n, V] that is faulty."""
+    bad = faulty(logits)
     if bool(bad.any()):
         raise not_finite(model, first_position + int(bad.nonzero()[0]))
 
@@ -141,3 +200,26 @@ def not_finite(model: str, position: int) -> RunError:
         f"the {model} produced logits that are not finite (NaN or inf) for position {position}; "
         "try --dtype float32, and check the checkpoint"
     )
+
+
+def nothing_left(model: str, position: int, setting: str) -> RunError:
+    return RunError(
+        f"the {model} has no token left to draw for position {position}: {setting} rules out the last one; "
+        "loosen it (`decoding.generation_config: false` in the profile ignores what the checkpoint sets)"
+    )
+
+
+FAULT_OF_LOGITS, FAULT_OF_SCORES = 1, 2
+
+
+def faults(logits: Tensor, scores: Tensor) -> Tensor:
+    """[...] what is wrong with rows of logits and of the scores made of them, as a number; 0: nothing."""
+    code = faulty(scores).to(torch.uint8) * FAULT_OF_SCORES
+    return torch.where(faulty(logits), FAULT_OF_LOGITS, code).to(torch.uint8)
+
+
+def fault_error(fault: int, model: str, position: int, processors: Processors) -> RunError:
+    """What `faults` found, for the user."""
+    if fault == FAULT_OF_LOGITS:
+        return not_finite(model, position)
+    return nothing_left(model, position, processors.maskers)

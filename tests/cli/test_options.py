@@ -35,7 +35,7 @@ def test_names_become_dotted_keys() -> None:
     ) == {
         "decoding.mode": Mode.EXACT,
         "decoding.k": 2,
-        "decoding.ban": [7, "a", "²"],
+        "decoding.ban": ["7", "a", "²"],
         "decoding.stop": ["x"],
         "prompt.template": "raw",
         "prompt.system": "s",
@@ -67,7 +67,7 @@ VALUES: dict[str, tuple[str, Any]] = {
     "system": ("s", "s"),
     "draft": ("d", "d"),
 }
-LISTS = {"ban": (["--ban", "7", "--ban", "x"], [7, "x"]), "stop": (["--stop", "y"], ["y"])}
+LISTS = {"ban": (["--ban", "7", "--ban", "x"], ["7", "x"]), "stop": (["--stop", "y"], ["y"])}
 KEYS = {
     "device": "device",
     "dtype": "dtype",

@@ -237,7 +237,15 @@ def test_several_inputs_are_headed_as_head_does(pair: Path, usual: Any) -> None:
 def test_json_lines_in_json_lines_out(pair: Path, usual: Any) -> None:
     records: list[dict[str, Any]] = [
         {"id": "[bold]7", "prompt": "dimi", "tag": [1, None]},
-        {"id": 8, "prompt": PROMPT, "half": "\ud83d"},
+        {
+            "id": 8,
+            "prompt": PROMPT,
+            "half": "\ud83d",
+            "text": "t",
+            "tokens": [1],
+            "finish": 2,
+            "mode": {"check": 1e300},
+        },
     ]
     lines = "\n\n".join(json.dumps(record) for record in records)
     (pair / "in.jsonl").write_text(lines, "utf-8")
@@ -245,10 +253,11 @@ def test_json_lines_in_json_lines_out(pair: Path, usual: Any) -> None:
     assert result.returncode == 0, result.stderr
     assert result.stderr == ""
     out = [json.loads(line, parse_constant=no_constant) for line in result.stdout.splitlines()]
-    assert [{key: o[key] for key in r} for o, r in zip(out, records, strict=True)] == records
-    assert out[1]["text"] == usual.stdout.removesuffix("\n")
-    assert (out[1]["finish"], out[1]["mode"], len(out[1]["tokens"])) == ("length", "exact", N)
-    assert out[1]["statistics"]["committed"] == N
+    answers = [line.pop("specgen") for line in out]
+    assert out == records  # not a field is overwritten
+    assert answers[1]["text"] == usual.stdout.removesuffix("\n")
+    assert (answers[1]["finish"], answers[1]["mode"], len(answers[1]["tokens"])) == ("length", "exact", N)
+    assert answers[1]["statistics"]["committed"] == N
 
 
 def test_stop_string_is_not_printed_and_is_shown_raw(pair: Path, usual: Any) -> None:
@@ -500,6 +509,9 @@ def test_cache_list_and_clear(tmp_path: Path, here: Here) -> None:
         (["number.jsonl"], ["number.jsonl:1: needs an object"]),
         (["blank.jsonl"], ["blank.jsonl:1: the prompt is empty"]),
         (["nothing.jsonl"], ["nothing.jsonl: holds no prompt"]),
+        (["answered.jsonl"], ["answered.jsonl:2: ", 'has a key "specgen" already']),
+        (["nan.jsonl"], ["nan.jsonl:1: not JSON: NaN is no number"]),
+        (["huge.jsonl"], ["huge.jsonl:1: not JSON: -1e999 is more than a float holds"]),
         (["p.txt", "--device", "tpu"], ["--device tpu", "cuda:N"]),
         (["p.txt", "--top-p", "1.5"], ["--top-p 1.5", "at most 1"]),
         (["p.txt", "--k", "0"], ["--k 0", "from 1 to 64"]),
@@ -521,6 +533,9 @@ def test_refused_before_anything_is_loaded(pair: Path, arguments: list[str], wor
     (pair / "number.jsonl").write_text('{"prompt": 3}\n')
     (pair / "blank.jsonl").write_text('{"prompt": " "}\n')
     (pair / "nothing.jsonl").write_text("\n")
+    (pair / "answered.jsonl").write_text('{"prompt": "a"}\n{"prompt": "a", "specgen": null}\n')
+    (pair / "nan.jsonl").write_text('{"prompt": "a", "x": NaN}\n')
+    (pair / "huge.jsonl").write_text('{"prompt": "a", "x": -1e999}\n')
     profile = [] if "--profile" in arguments else ["--profile", "pair.yaml"]
     refused(here(pair, "run", *profile, *arguments), 2, *words)
 

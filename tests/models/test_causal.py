@@ -213,7 +213,7 @@ class Broken(TableModel):
         return row
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
 @pytest.mark.parametrize("who", ["target", "draft"])
 def test_logits_that_are_not_finite_name_model_and_position(who: str, value: float) -> None:
     sound, broken = TableModel(random_table(3, 5)), Broken(who, 9, value)

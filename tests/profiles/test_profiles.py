@@ -463,6 +463,16 @@ def test_generation_config_false_ignores_it_all(folder: Path) -> None:
     assert (s.temperature, s.ban, s.sources["temperature"]) == (1.0, (), "default")
 
 
+def test_a_number_is_an_id_in_a_flag_and_in_a_file_quoted_or_not() -> None:
+    """A command line has text only: --ban 7 means what `ban: [7]` does, and so `ban: ["7"]` may mean nothing else."""
+    by_flag = loaded(TARGET, {"decoding.ban": ["7", "a", "\u00b2", "007"]})
+    in_file = loaded(decoding('ban: ["7", a, "\u00b2", "007"], end_tokens: ["0", 1, b]'))
+    assert by_flag.decoding.ban == in_file.decoding.ban == loaded(decoding("ban: [7, a, \u00b2, 7]")).decoding.ban
+    assert in_file.decoding.ban == (7, "a", "\u00b2", 7)
+    assert in_file.decoding.end_tokens == (0, 1, "b")
+    assert "a number is an id, quoted or not" in new_profile_text()
+
+
 def test_bans_end_tokens_and_stops(folder: Path) -> None:
     config = {
         "suppress_tokens": [9, 5],

@@ -332,12 +332,16 @@ def test_numbers_that_json_lacks_become_null() -> None:
 
 
 def test_a_json_line_keeps_the_fields_it_came_with() -> None:
+    """Also those that an answer has too: it goes under a key of its own."""
+    record = {"id": "[b]", "prompt": "x", "deep": {"a": [1, None]}, "text": "mine", "tokens": 3, "finish": None}
     g = generation()
     result, sampling = result_of(g, None, None, prompt="x", name="x"), document.plain_data(g.pair.sampling)
-    line = run_module.answer(result, sampling, {"id": "[b]", "prompt": "x", "deep": {"a": [1, None]}})
+    line = run_module.answer(result, sampling, record)
     data = json.loads(json.dumps(line, allow_nan=False))
-    assert list(data)[:3] == ["id", "prompt", "deep"]
-    assert data["deep"] == {"a": [1, None]}
+    assert list(data) == [*record, "specgen"]
+    assert {key: data[key] for key in record} == record
+    data = data["specgen"]
+    assert list(data) == ["text", "finish", "tokens", "mode", "promise", "check", "statistics"]
     assert (data["mode"], data["finish"]) == ("exact", "length")
     statistics = data["statistics"]
     assert (statistics["rounds"], statistics["drafted"], statistics["tested"]) == (4, 10, 8)

@@ -106,3 +106,9 @@ def test_none_says_that_nothing_is_proposed() -> None:
     said = expected_rounds([r or 0.0 for r in ratios], 3, proposes=[r is not None for r in ratios])
     assert expected_rounds(ratios, 3) == said
     assert said != expected_rounds([r or 0.0 for r in ratios], 3)
+
+
+def test_of_equal_speedups_the_smallest_k_is_best_whatever_their_order() -> None:
+    assert best_k({4: 1.3, 2: 1.3, 8: 1.3, 1: 1.1}) == 2
+    assert best_k({1: 1.0, 2: 1.0}) == best_k({2: 1.0, 1: 1.0}) == 1
+    assert best_k({1: 0.7, 3: 0.9, 2: 0.9}) == 2

@@ -2,12 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
+from dataclasses import replace
+
 import pytest
 import torch
 from transformers import generation as hf
 
+from specgen.errors import RunError
+from specgen.sampling import processors as processors_module
 from specgen.sampling.device import _SortedTopP
-from specgen.sampling.processors import Ban, TopP
+from specgen.sampling.processors import (
+    FAULT_OF_LOGITS,
+    FAULT_OF_SCORES,
+    Ban,
+    Processors,
+    TopP,
+    check_finite,
+    fault_error,
+    faults,
+    faulty,
+)
+from specgen.settings import Sampling
 
 IDS = torch.zeros(1, 1, dtype=torch.int64)
 
@@ -71,3 +87,62 @@ def test_a_ban_is_transformers_own() -> None:
     ours = Ban((3, 49, 3))(IDS, scores)
     assert torch.equal(ours, hf.SuppressTokensLogitsProcessor([3, 49])(IDS, scores.clone()))
     assert torch.equal(scores, before)
+
+
+@pytest.mark.parametrize(("equals", "top_p", "kept"), [(4, 0.25, 1), (4, 0.5, 2), (8, 0.375, 3), (8, 0.875, 7)])
+def test_top_p_where_the_mass_is_reached_exactly(equals: int, top_p: float, kept: int) -> None:
+    """Powers of two: the sum of the first `kept` is top_p to the bit, and no further token is needed."""
+    scores = torch.full((2, 100), -torch.inf, dtype=torch.float64)
+    scores[:, 10 : 10 + equals] = 0
+    assert scores.softmax(-1)[0, 10] == 1 / equals
+    for processor in (TopP(top_p), _SortedTopP(top_p)):
+        found = processor(IDS, scores)
+        assert torch.isfinite(found).nonzero()[:, 1].tolist() == 2 * [*range(10, 10 + kept)]
+    theirs = hf.TopPLogitsWarper(top_p)(IDS, scores.clone())
+    assert torch.isfinite(theirs).sum(-1).tolist() == [kept, kept]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+def test_what_a_faulty_row_is(dtype: torch.dtype) -> None:
+    """−inf is a mask as long as anything is left; numbers whose sum overflows are fine."""
+    inf, nan, most = torch.inf, torch.nan, torch.finfo(dtype).max
+    wanted = {
+        (0.0, 1.0): False,
+        (-inf, 1.0): False,
+        (most, most): False,
+        (-most, -inf): False,
+        (-inf, -inf): True,
+        (inf, 1.0): True,
+        (-inf, inf): True,
+        (nan, 1.0): True,
+        (-inf, nan): True,
+    }
+    logits = torch.tensor([*wanted], dtype=dtype)
+    assert faulty(logits).tolist() == [*wanted.values()]
+    for row, bad in zip(logits, wanted.values(), strict=True):
+        with pytest.raises(RunError, match=r"the draft .* position 9;") if bad else contextlib.nullcontext():
+            check_finite(torch.stack([logits[0], logits[1], row]), "draft", 7)
+
+
+def test_faults_tell_logits_from_what_processors_made_of_them() -> None:
+    inf = torch.inf
+    logits = torch.tensor([[0.0, 1.0], [-inf, 1.0], [torch.nan, 1.0], [-inf, -inf]])
+    processors = Processors.of(Sampling(ban=(1,)))
+    codes = faults(logits, processors.scores(logits, [])).tolist()
+    assert codes == [0, FAULT_OF_SCORES, FAULT_OF_LOGITS, FAULT_OF_LOGITS]
+    assert "not finite" in str(fault_error(FAULT_OF_LOGITS, "draft", 5, processors))
+    assert "no token left to draw for position 5: ban rules out" in str(
+        fault_error(FAULT_OF_SCORES, "draft", 5, processors)
+    )
+
+
+def test_what_never_empties_a_row_is_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The look is a read from the device: only chains that may leave no token pay for it."""
+    looked = []
+    right = processors_module.faulty
+    monkeypatch.setattr(processors_module, "faulty", lambda scores: looked.append(1) or right(scores))
+    kept = Sampling(temperature=0.7, top_k=5, top_p=0.9, min_p=0.1, repetition_penalty=1.2)
+    for sampling, looks in ((kept, 0), (replace(kept, ban=(1,)), 1), (replace(kept, no_repeat_ngram_size=2), 1)):
+        looked.clear()
+        Processors.of(sampling)(rows(50, 2.0, seed=3), [1, 2])
+        assert len(looked) == looks

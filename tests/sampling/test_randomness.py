@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
+import math
+import struct
 
 import pytest
 import torch
 from scipy import stats
 
-from specgen.sampling.randomness import KeyedUniforms, Stream, keyed_uniform, prompt_digest
+from specgen.sampling.device import DeviceNoise
+from specgen.sampling.randomness import KeyedUniforms, SharedNoise, Stream, keyed_uniform, prompt_digest
 
 N = 20_000
 MASK = (1 << 64) - 1
@@ -138,3 +142,32 @@ def test_digest() -> None:
 def test_seeds_beyond_64_bits_and_below_zero_are_taken() -> None:
     assert float(keyed_uniform(2**64 + 3, 1)) == float(keyed_uniform(3, 1))
     assert float(keyed_uniform(-1, 1)) != float(keyed_uniform(1, 1))
+
+
+def test_the_digest_is_of_eight_bytes_a_token() -> None:
+    """Every seeded text depends on it, so the numbers stand here; and no token's upper half is lost."""
+    for tokens in ((), (7,), (1, 2, 49_151), (2**32, 2**40 + 5)):
+        data = struct.pack(f"<{len(tokens)}q", *tokens)
+        wanted = int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")
+        assert prompt_digest(tokens) == wanted
+    assert prompt_digest((1, 2, 3)) == 0xB4FB5A8DE61ABA77
+    for token in (0, 1, 77):
+        for far in (8, 16, 31, 32, 33, 48):
+            assert prompt_digest([token]) != prompt_digest([token + 2**far])
+
+
+def test_shared_noise_never_comes_back() -> None:
+    """At any position it is the Gumbel number of that very key, for host and device alike: none is used twice."""
+    positions = [*range(0, 300), *(2**n + d for n in range(9, 34) for d in (-1, 0, 1))]
+    like, digest = torch.zeros(3, dtype=torch.float64), 0xF00D_F00D_F00D_F00D
+    noise, device = SharedNoise(7, digest), DeviceNoise(torch.device("cpu"))
+    device.take(noise)
+    seen = set()
+    for position in positions:
+        found = noise.gumbel(position, like).tolist()
+        wanted = [-math.log(-math.log(oracle(7, digest, 0, position, token) + 2.0**-54)) for token in range(3)]
+        assert found == pytest.approx(wanted, rel=1e-12)
+        assert device.gumbel(torch.tensor([position]), like).flatten().tolist() == found
+        assert KeyedUniforms(7, digest)(Stream.DRAFT, position, 0) == oracle(7, digest, Stream.DRAFT, position, 0)
+        seen.add(tuple(found))
+    assert len(seen) == len(set(positions))

@@ -220,8 +220,8 @@ class BonusFromDraft(Processors):
         super().__init__(honest.chain)
         self.draft = draft
 
-    def __call__(self, logits: Tensor, prefix: Sequence[int], drafted: Sequence[int] = ()) -> Tensor:
-        probs = super().__call__(logits, prefix, drafted)
+    def __call__(self, logits: Tensor, prefix: Sequence[int], drafted: Sequence[int] = (), **named: Any) -> Tensor:
+        probs = super().__call__(logits, prefix, drafted, **named)
         if drafted:
             text = [*prefix, *drafted]
             probs[-1] = super().__call__(self.draft.logits(text)[None], text)[0]

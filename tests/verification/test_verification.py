@@ -10,11 +10,19 @@ import torch
 from torch import Tensor
 
 from specgen.rounds.record import Origin
-from specgen.sampling.randomness import Stream, draw
+from specgen.sampling.randomness import Stream, draw, gumbel_of, keyed_uniform
 from specgen.settings import Mode
 from specgen.verification.judge import HostDraws, verify
-from specgen.verification.law import law, overlap, total_variation
-from specgen.verification.rules import RULES, Rule, accept_exact, accept_greedy, best_correction, residual
+from specgen.verification.law import coupled_acceptance, coupled_joint, law, overlap, total_variation
+from specgen.verification.rules import (
+    RULES,
+    Rule,
+    accept_exact,
+    accept_greedy,
+    accept_typical,
+    best_correction,
+    residual,
+)
 from support.doubles import membership, raw_resample
 
 EXACT, GREEDY = RULES[Mode.EXACT], RULES[Mode.GREEDY]
@@ -253,3 +261,46 @@ def test_every_edge_of_random_weights(dtype: torch.dtype) -> None:
 
 def test_weights_need_not_sum_to_one() -> None:
     assert [drawn([2.0, 6.0], u) for u in (0.24, 0.25, 0.9)] == [0, 1, 1]
+
+
+def test_typical_keeps_what_is_above_its_bound_and_nothing_that_is_on_it() -> None:
+    """Numbers that are exact in binary: a probability that equals the bound is not greater than it."""
+    target = torch.tensor([[0.5, 0.25, 0.25, 0.0], [1.0, 0.0, 0.0, 0.0]]).double()
+    assert accept_typical(0.25, 100.0)(target, target).tolist() == [[1, 0, 0, 0], [1, 0, 0, 0]]
+    below = math.nextafter(0.25, 0)
+    assert accept_typical(below, 100.0)(target, target).tolist() == [[1, 1, 1, 0], [1, 0, 0, 0]]
+    # The entropy's side: a certain row has entropy 0, so that its bound is delta itself.
+    assert accept_typical(1.0, 1.0)(target[1:], target[1:]).tolist() == [[0, 0, 0, 0]]
+    assert accept_typical(1.0, math.nextafter(1.0, 0))(target[1:], target[1:]).tolist() == [[1, 0, 0, 0]]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_coupled_joint_law_by_its_definition(kind: str) -> None:
+    """P(both draw x) of every x: 1 / Σ max, never more than either gives x, and in all the acceptance."""
+    target, draft = (rows[:4, :60] for rows in pairs(kind))
+    if kind == "wide":
+        target, draft = normalised(target), normalised(draft)
+    for t, d in zip(target, draft, strict=True):
+        n = len(t)
+        found = coupled_joint(t.expand(n, n), d.expand(n, n), range(n))
+        for x in range(n):
+            p, q = float(t[x]), float(d[x])
+            wanted = (
+                0.0
+                if p == 0 or q == 0
+                else 1 / sum(max(float(a) / p, float(b) / q) for a, b in zip(t, d, strict=True))
+            )
+            assert found[x] == pytest.approx(wanted, abs=1e-12)
+            assert found[x] <= min(p, q) + 1e-12
+        assert sum(found) == pytest.approx(float(coupled_acceptance(t[None], d[None])), abs=1e-10)
+
+
+def test_coupled_joint_law_by_drawing() -> None:
+    """What shared noise does, 200,000 times: within 4.5 standard errors at every token."""
+    target, draft, n = random_probs(11, 1)[0], random_probs(12, 1)[0], 200_000
+    u = keyed_uniform(3, 4, torch.arange(n)[:, None], torch.arange(len(target))[None])
+    both = (target.log() + gumbel_of(u)).argmax(-1), (draft.log() + gumbel_of(u)).argmax(-1)
+    joint = coupled_joint(target.expand(7, 7), draft.expand(7, 7), range(7))
+    for x, p in enumerate(joint):
+        seen = float(((both[0] == x) & (both[1] == x)).double().mean())
+        assert abs(seen - p) <= 4.5 * math.sqrt(p * (1 - p) / n)

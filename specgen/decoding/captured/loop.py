@@ -24,7 +24,7 @@ from specgen.errors import CaptureError, RunError
 from specgen.models.static import AHEAD, StaticCache, first_line, tier
 from specgen.rounds.record import Round
 from specgen.sampling.device import DeviceNoise, DeviceUniforms, on_device
-from specgen.sampling.processors import Processors, not_finite
+from specgen.sampling.processors import Processors, fault_error, faults
 from specgen.sampling.randomness import KeyedUniforms, Stream, draw
 from specgen.settings import Mode, Sampling
 from specgen.verification.judge import describe, verify
@@ -79,7 +79,7 @@ class GraphLoop:
         self.drafted = whole(k)
         self.j = whole(1)  # which of them was drafted last
         self.ahead = torch.arange(k + 1, device=device)
-        self.bad_draft = torch.zeros(k, dtype=torch.bool, device=device)
+        self.bad_draft = torch.zeros(k, dtype=torch.uint8, device=device)
         self.logits = torch.zeros(k + 1, vocabulary, dtype=self.target.dtype, device=device)
         draft_dtype = self.draft.dtype if self.draft is not None else self.target.dtype
         wide = torch.float64 if draft_dtype == torch.float64 else torch.float32
@@ -133,7 +133,7 @@ class GraphLoop:
         assert self.draft is not None
         logits = self.draft.forward(tokens, slots, 1, extent)
         scores = self._scores(logits)
-        self.bad_draft.index_copy_(0, self.j, ~torch.isfinite(logits).all(-1))
+        self.bad_draft.index_copy_(0, self.j, faults(logits, scores))
         if self.greedy:
             token = scores.argmax(-1)
         else:
@@ -172,7 +172,7 @@ class GraphLoop:
         told = describe(self.rule, target_probs, draft_probs, written, self.drafted)
         told |= {"accepted": verdict.accepted, "next": verdict.token, "impossible": verdict.impossible}
         told |= {"drafted": self.drafted, "bad_draft": self.bad_draft}
-        told["bad_target"] = ~torch.isfinite(self.logits).all(-1)
+        told["bad_target"] = faults(self.logits, scores)
         self.out.copy_(torch.cat([told[name].reshape(-1).double() for name in self._names]))
         self._commit(verdict.accepted, verdict.token)
 
@@ -407,7 +407,8 @@ class GraphLoop:
                 for cache in (self.target, self.draft):
                     if cache is not None:  # the next text is not to find it there
                         cache.clear()
-                raise not_finite(model.model.role, position + bad.index(1.0))
+                first = next(i for i, fault in enumerate(bad) if fault)
+                raise fault_error(int(bad[first]), model.model.role, position + first, self.processors)
 
     # ------------------------------------------------------------------------------------------------- for the probes
 
