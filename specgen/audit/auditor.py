@@ -11,11 +11,11 @@ from collections.abc import Callable, Sequence
 
 from specgen.audit import caches, itself, law, processors, sampler, texts
 from specgen.audit.findings import CHECKS, WEIGHTS, AuditResult, Finding, Status
-from specgen.audit.subject import Subject
+from specgen.audit.subject import Subject, Work
 from specgen.settings import Mode
 
-# By name: a check of a subject within a deadline.
-CHECKED_BY: dict[str, Callable[[Subject, float], Finding]] = {
+# By name: a check at work on a subject.
+CHECKED_BY: dict[str, Callable[[Subject], Work]] = {
     "law": law.check,
     "sampler": sampler.check,
     "run": itself.check,
@@ -31,28 +31,46 @@ class Auditor(Subject):
     """Audits a pair. `run()` gives the findings."""
 
     def run(self, checks: Sequence[str] = CHECKS) -> AuditResult:
-        """The checks of those names, in the time there is: what tells most for its time first, and to each at least
-        one unit of its work before any gets a second share."""
+        """The checks of those names, in the time there is: what tells most for its time first, and a first unit of
+        every check's work before any does a second; then each by the weight of what it tells."""
         self.pair.hold.take(self)  # a generation that was going on finds that the caches hold another text
         end = self.clock() + self.budget
         found: dict[str, Finding] = {}
-        due = []
+        at_work: dict[str, Work] = {}
+        spent: dict[str, float] = {}
         for name in WEIGHTS:
-            if name in checks:
-                reason = not_applicable(name, self.mode)
-                if reason:
-                    found[name] = Finding(name, Status.NOT_APPLICABLE, reason)
-                else:
-                    due.append(name)
-        for i, name in enumerate(due):
-            now = self.clock()
-            if now >= end:
-                found[name] = Finding(name, Status.NO_TIME, "no time within the budget; not checked")
+            if name not in checks:
                 continue
-            self.progress(name)
-            share = WEIGHTS[name] / sum(WEIGHTS[n] for n in due[i:])
-            found[name] = CHECKED_BY[name](self, now + share * (end - now))
+            if reason := not_applicable(name, self.mode):
+                found[name] = Finding(name, Status.NOT_APPLICABLE, reason)
+            elif self.clock() >= end:
+                found[name] = Finding(name, Status.NO_TIME, "no time within the budget; not checked")
+            else:
+                at_work[name], spent[name] = CHECKED_BY[name](self), 0.0
+                self._advance(name, at_work, spent, found)
+        while at_work:
+            name = min(at_work, key=lambda n: spent[n] / WEIGHTS[n])
+            self._advance(name, at_work, spent, found, time_left=self.clock() < end)
         return AuditResult(tuple(found[name] for name in CHECKS if name in found))
+
+    def _advance(
+        self,
+        name: str,
+        at_work: dict[str, Work],
+        spent: dict[str, float],
+        found: dict[str, Finding],
+        *,
+        time_left: bool | None = None,
+    ) -> None:
+        """Another unit of a check's work, or its finding. time_left: None begins it."""
+        self.progress(name)
+        began = self.clock()
+        try:
+            at_work[name].send(time_left)  # type: ignore[arg-type]  # a generator begins with None
+        except StopIteration as done:
+            found[name] = done.value
+            del at_work[name]
+        spent[name] += self.clock() - began
 
 
 def not_applicable(name: str, mode: Mode) -> str:

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from specgen.audit.findings import Finding
-from specgen.audit.subject import SHORT, Subject, Watched
+from specgen.audit.subject import SHORT, Subject, Watched, Work
 from specgen.audit.watching import largest_difference
 from specgen.drafting.drafter import Drafter
 from specgen.models.protocol import LanguageModel
@@ -67,10 +66,14 @@ class CacheProbe:
                         self.calls += 1
 
 
-def check(subject: Subject, deadline: float) -> Finding:
+def check(subject: Subject) -> Work:
     worst, flips, calls, notes = {"target": 0.0}, 0, 0, []
     length = min(SHORT, subject.sampling.max_new_tokens)
-    for group in subject.in_time(deadline, subject.groups(subject.prompts_and_seeds())):
+    groups, left_out = subject.groups(subject.prompts_and_seeds()), 0
+    for i, group in enumerate(groups):
+        if i and not (yield):
+            left_out = len(groups) - i
+            break
         probes = [
             CacheProbe(subject.pair.target, subject.drafter, subject.source(seed, prompt)) for prompt, seed in group
         ]
@@ -101,4 +104,5 @@ def check(subject: Subject, deadline: float) -> Finding:
     shown = ", ".join(f"{role} {value:.2g}" for role, value in worst.items())
     measured = f"largest difference of logits: {shown}; {flips} argmax flips"
     passed = all(value <= subject.bound for value in worst.values()) and not notes
-    return subject.finding("caches", passed, measured, f"{subject.bound:g}", largest, calls, notes[:3])
+    bound = f"{subject.bound:g}"
+    return subject.finding("caches", passed, measured, bound, largest, calls, notes[:3], left_out=left_out)

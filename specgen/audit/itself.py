@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from specgen.audit.findings import Finding
-from specgen.audit.subject import Subject
+from specgen.audit.subject import Subject, Work
 from specgen.decoding.self_check import CheckResult, SelfCheck, drift_bound, edge_fraction
 from specgen.rounds.record import Round
 
 RUN_LEVEL = 1e-3  # of the run's check of itself: seven z statistics, each 6e-5 where it is nearly normal
 
 
-def check(subject: Subject, deadline: float) -> Finding:
+def check(subject: Subject) -> Work:
     pair = subject.pair
     pooled = SelfCheck(drift_bound(pair.dtype, subject.sampling.temperature), subject.mode, edge_fraction(pair.dtype))
-    texts = 0
-    for group in subject.in_time(deadline, subject.groups(subject.prompts_and_seeds())):
+    texts = left_out = 0
+    groups = subject.groups(subject.prompts_and_seeds())
+    for i, group in enumerate(groups):
+        if i and not (yield):
+            left_out = len(groups) - i
+            break
         rounds: list[list[Round]] = [[] for _ in group]
         for watched in subject.generate(group):
             rounds[watched.number].append(watched.round)
@@ -25,7 +28,7 @@ def check(subject: Subject, deadline: float) -> Finding:
     notes = [f"{r.name}: {r.value:.3g} (bound {r.bound:g}): {r.note}" for r in result.rows if r.passed is False]
     measured = f"{worst_row(result)} over {texts} texts"
     bound = f"|z| 4; drift {pooled.tolerance:g}; impossible events 0"
-    return subject.finding("run", result.passed, measured, bound, None, result.positions, notes)
+    return subject.finding("run", result.passed, measured, bound, None, result.positions, notes, left_out=left_out)
 
 
 def worst_row(result: CheckResult) -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from specgen.audit.findings import Finding, Status
-from specgen.audit.subject import Subject
+from specgen.audit.subject import Subject, Work
 from specgen.audit.watching import Memoised, plain_chain, widened
 from specgen.drafting.drafter import Drafter
 from specgen.sampling.processors import Processors
@@ -66,10 +66,14 @@ def memoised(subject: Subject) -> tuple[Memoised, Drafter]:
     return Memoised(subject.pair.target), drafter
 
 
-def check(subject: Subject, deadline: float) -> Finding:
+def check(subject: Subject) -> Work:
     """The rule's own law at the positions of the target's own texts, on the vocabulary's full width."""
     biases: list[float] = []
-    for i in subject.in_time(deadline, range(len(subject.prompts))):
+    left_out = 0
+    for i in range(len(subject.prompts)):
+        if i and not (yield):
+            left_out = len(subject.prompts) - i
+            break
         text = subject.text(i)
         drafts = (row for _, rows in subject.drafter.score(text, 1) for row in rows)
         for first, logits in subject.pair.target.score(text, 1):
@@ -87,4 +91,6 @@ def check(subject: Subject, deadline: float) -> Finding:
         measured = f"bias: {measured}, at {len(biases)} positions"
         return Finding("law", Status.SHOWN, measured, "none is promised", worst, len(biases))
     bound = f"{LAW_BOUND:g}"
-    return subject.finding("law", worst <= LAW_BOUND, measured, bound, worst, len(biases), unit="prompts")
+    return subject.finding(
+        "law", worst <= LAW_BOUND, measured, bound, worst, len(biases), unit="prompts", left_out=left_out
+    )

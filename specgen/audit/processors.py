@@ -11,7 +11,7 @@ from torch import Tensor
 
 from specgen.audit.findings import Finding
 from specgen.audit.law import PlainRows, memoised
-from specgen.audit.subject import Subject
+from specgen.audit.subject import Subject, Work
 from specgen.audit.watching import short_name, widened
 from specgen.decoding.self_check import EDGE_FRACTION
 from specgen.sampling.processors import Processors
@@ -51,7 +51,7 @@ class Distance:
         return self.worst <= self.bound and self.edges <= EDGE_FRACTION * self.rows
 
 
-def check(subject: Subject, deadline: float) -> Finding:
+def check(subject: Subject) -> Work:
     """The target's rows are compared on the very logits that verification saw; the draft's on logits of its own
     model, which in batches and captured graphs come from calls of another kind."""
     target, drafter = memoised(subject)
@@ -66,7 +66,11 @@ def check(subject: Subject, deadline: float) -> Finding:
     stand_ins: dict[str, Any] = {"target": target, "drafter": drafter} if subject.stands_alone else {}
     if not stand_ins:
         found["draft"].bound = subject.bound
-    for group in subject.in_time(deadline, subject.groups(subject.prompts_and_seeds()[: 2 * len(subject.prompts)])):
+    groups, left_out = subject.groups(subject.prompts_and_seeds()[: 2 * len(subject.prompts)]), 0
+    for i, group in enumerate(groups):
+        if i and not (yield):
+            left_out = len(groups) - i
+            break
         for watched in subject.generate(group, **stand_ins):
             text, seen = watched.text[: watched.before], watched.seen
             prefixes = [[*text, *seen.drafted[:j]] for j in range(len(seen.drafted) + 1)]
@@ -81,12 +85,10 @@ def check(subject: Subject, deadline: float) -> Finding:
                 used = batch(seen.logits, text, seen.drafted)
                 for j, prefix in enumerate(prefixes):
                     found[name].add(used[j], single(seen.logits[j : j + 1], prefix)[0], f"position {len(prefix)}")
-            if subject.clock() >= deadline:
-                break
-    return _finding(subject, found)
+    return _finding(subject, found, left_out)
 
 
-def _finding(subject: Subject, found: dict[str, Distance]) -> Finding:
+def _finding(subject: Subject, found: dict[str, Distance], left_out: int) -> Finding:
     worst = max((d.worst for d in found.values()), default=0.0)
     bad: Sequence[str] = [name for name, d in found.items() if not d.passed]
     notes = [
@@ -97,4 +99,4 @@ def _finding(subject: Subject, found: dict[str, Distance]) -> Finding:
     ]
     measured = f"largest total variation {worst:.2g} over {', '.join(n for n, d in found.items() if d.rows)}"
     bound = f"{SAME_BOUND:g}" if subject.stands_alone else f"{SAME_BOUND:g}; draft {subject.bound:g}"
-    return subject.finding("processors", not bad, measured, bound, worst, found["all"].rows, notes)
+    return subject.finding("processors", not bad, measured, bound, worst, found["all"].rows, notes, left_out=left_out)

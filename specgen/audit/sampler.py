@@ -13,7 +13,7 @@ from torch import Tensor
 
 from specgen.audit.findings import Finding, Status
 from specgen.audit.law import PlainRows, memoised
-from specgen.audit.subject import Subject, Watched
+from specgen.audit.subject import Subject, Watched, Work
 from specgen.sampling.randomness import Stream, keyed_uniform, prompt_digest
 from specgen.settings import Mode
 from specgen.verification.law import law
@@ -136,7 +136,7 @@ class Sampler:
                 total, freedom = total + g, freedom + bins - 1
         return total, freedom
 
-    def finding(self) -> Finding:
+    def finding(self, left_out: int) -> Finding:
         from scipy import stats
 
         g, freedom = self._g_test()
@@ -156,22 +156,28 @@ class Sampler:
         measured += f"; {len(self.zeros)} tokens of target probability 0 committed ({self.tried} drafted at u = 0)"
         passed = not self.zeros and (least is None or least >= LEVEL)
         if passed and least is None:
-            status = Status.NO_TIME if self.auditor.left_out else Status.NOT_APPLICABLE
+            status = Status.NO_TIME if left_out else Status.NOT_APPLICABLE
             return Finding("sampler", status, measured, f"p {LEVEL:g}", None, positions)
         bound = f"p {LEVEL:g} each; 0"
-        return self.auditor.finding("sampler", passed, measured, bound, least, positions, notes, unit="rounds")
+        return self.auditor.finding(
+            "sampler", passed, measured, bound, least, positions, notes, unit="rounds", left_out=left_out
+        )
 
 
-def check(subject: Subject, deadline: float) -> Finding:
+def check(subject: Subject) -> Work:
+    """A third of the time at the most goes to boundary rounds, in turns with the others."""
     sampler = Sampler(subject)
-    boundary = 0 if subject.mode is Mode.COUPLED else subject.rounds // 4
-    began = subject.clock()
-    third = min(deadline, began + (deadline - began) / 3)
-    for group in subject.in_time(third, subject.groups(range(boundary))):
-        sampler.rounds(group, boundary=True)
-    for group in subject.in_time(deadline, subject.groups(range(subject.rounds))):
+    ordinary = subject.groups(range(subject.rounds))
+    boundary = [] if subject.mode is Mode.COUPLED else subject.groups(range(subject.rounds // 4))
+    left_out = 0
+    for i, group in enumerate(ordinary):
+        if i and not (yield):
+            left_out = len(ordinary) - i
+            break
         sampler.rounds(group)
-    return sampler.finding()
+        if i % 2 == 0 and i // 2 < len(boundary):
+            sampler.rounds(boundary[i // 2], boundary=True)
+    return sampler.finding(left_out)
 
 
 def g_statistic(observed: np.ndarray, row: np.ndarray) -> tuple[float, int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -29,6 +29,11 @@ CONTINUED = 32  # tokens of its own that the target adds to a prompt for the law
 
 UniformsOf = Callable[[int, int], Uniforms]  # (seed, digest of the prompt)
 Unit = tuple[Sequence[int], int]  # a prompt and a seed
+
+
+# A check at work: it yields behind every unit of its work, is told whether there is time for another, and returns
+# what it found.
+Work = Generator[None, bool, Finding]
 
 
 class Watched(NamedTuple):
@@ -77,13 +82,17 @@ class Subject:
         self.mode = self.sampling.mode
         self.processors = plain_chain(self.pair.processors)
         self.bound = DRIFT_BOUND.get(self.pair.dtype, DRIFT_BOUND[torch.bfloat16])
-        self.left_out = 0
         self.engine_note: str | None = None  # why the engine that was asked for is not the one that was audited
         self._texts: dict[int, list[int]] = {}
 
     @property
     def verified_by(self) -> Rule:
         return self.pair.verified_by
+
+    @property
+    def engine(self) -> str:
+        """The engine under which rounds were run."""
+        return "eager" if self.engine_note else self.pair.target.engine
 
     @property
     def stands_alone(self) -> bool:
@@ -156,15 +165,6 @@ class Subject:
         """The units in batches."""
         return [list(units[first : first + self.batch]) for first in range(0, len(units), self.batch)]
 
-    def in_time(self, deadline: float, units: Sequence[Any]) -> Iterator[Any]:
-        """As many as there is time for, and one at least. `left_out` then holds how many there was none for."""
-        self.left_out = 0
-        for i, unit in enumerate(units):
-            if i and self.clock() >= deadline:
-                self.left_out = len(units) - i
-                return
-            yield unit
-
     def finding(
         self,
         name: str,
@@ -175,10 +175,12 @@ class Subject:
         positions: int,
         notes: Sequence[str] = (),
         unit: str = "prompts × seeds",
+        left_out: int = 0,
     ) -> Finding:
-        if self.left_out:
+        """A check's finding. left_out: the units of its work for which there was no time."""
+        if left_out:
             unit = unit if self.batch == 1 else f"batches of {self.batch}"
-            notes = [*notes, f"no time for {self.left_out} more {unit}"]
+            notes = [*notes, f"no time for {left_out} more {unit}"]
         if positions == 0 and passed:
             return Finding(name, Status.NOT_APPLICABLE, "no position to judge", bound, None, 0, tuple(notes))
         if passed:

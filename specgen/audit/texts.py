@@ -9,8 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from specgen.audit.findings import Finding
-from specgen.audit.subject import SHORT, Subject, at_least_float32
+from specgen.audit.subject import SHORT, Subject, Work, at_least_float32
 from specgen.audit.watching import largest_difference
 from specgen.drafting.drafter import Drafter
 from specgen.drafting.ngram import NgramDrafter
@@ -53,35 +52,40 @@ def bits_of(r: Round) -> tuple[Any, ...]:
     return (r.committed, r.overlaps, r.drafted, r.tested, r.accepted, r.finish)
 
 
-def check_seeds(subject: Subject, deadline: float) -> Finding:
+def check_seeds(subject: Subject) -> Work:
     positions, differing = 0, []
     length = min(SHORT, subject.sampling.max_new_tokens)
     units = subject.prompts_and_seeds()[: 2 * len(subject.prompts)]
-    for group in subject.in_time(deadline, subject.groups(units)):
+    groups, left_out = subject.groups(units), 0
+    for i, group in enumerate(groups):
+        if i and not (yield):
+            left_out = len(groups) - i
+            break
         runs = [[(w.number, bits_of(w.round)) for w in subject.generate(group, length=length)] for _ in range(2)]
         positions += sum(len(bits[0]) for _, bits in runs[0])
         if runs[0] != runs[1]:
             prompt, seed = group[0]
             differing.append(f"seed {seed}, prompt {list(prompt)[:8]}…: two runs differ")
     measured, value = f"{len(differing)} runs differ when repeated", float(len(differing))
-    return subject.finding("seeds", not differing, measured, "0, bit for bit", value, positions, differing)
+    bound = "0, bit for bit"
+    return subject.finding("seeds", not differing, measured, bound, value, positions, differing, left_out=left_out)
 
 
-def check_greedy(subject: Subject, deadline: float) -> Finding:
-    return _same_texts(subject, "greedy", deadline, [("draft", subject.drafter, subject.sampling.k)], [0])
+def check_greedy(subject: Subject) -> Work:
+    return _same_texts(subject, "greedy", [("draft", subject.drafter, subject.sampling.k)], [0])
 
 
-def check_invariance(subject: Subject, deadline: float) -> Finding:
+def check_invariance(subject: Subject) -> Work:
     target = subject.pair.target
     drafts: list[tuple[str, Drafter]] = [("draft", subject.drafter)]
     if subject.drafter.kind != NgramDrafter.kind:
         drafts.append(("ngram", NgramDrafter(target.vocabulary, device=target.device)))
     kinds = [(name, drafter, k) for name, drafter in drafts for k in INVARIANCE_K]
     seeds = range(subject.sampling.seed, subject.sampling.seed + max(1, subject.seeds))
-    return _same_texts(subject, "invariance", deadline, kinds, seeds)
+    return _same_texts(subject, "invariance", kinds, seeds)
 
 
-def _same_texts(subject: Subject, name: str, deadline: float, kinds: Sequence[Kind], seeds: Sequence[int]) -> Finding:
+def _same_texts(subject: Subject, name: str, kinds: Sequence[Kind], seeds: Sequence[int]) -> Work:
     """Every kind (draft and k) against plain decoding with that seed."""
     positions, texts = 0, 0
     ties: list[str] = []
@@ -89,7 +93,11 @@ def _same_texts(subject: Subject, name: str, deadline: float, kinds: Sequence[Ki
     plain: dict[tuple[int, int], list[int]] = {}
     groups = subject.groups(range(len(subject.prompts)))
     units = [(seed, group, kind) for seed in seeds for group in groups for kind in kinds]
-    for seed, group, (draft, drafter, k) in subject.in_time(deadline, units):
+    left_out = 0
+    for n, (seed, group, (draft, drafter, k)) in enumerate(units):
+        if n and not (yield):
+            left_out = len(units) - n
+            break
         for i in group:
             if (seed, i) not in plain:
                 plain[seed, i] = subject.plain_tokens(subject.prompts[i], seed)
@@ -104,7 +112,8 @@ def _same_texts(subject: Subject, name: str, deadline: float, kinds: Sequence[Ki
         measured += f", and {len(ties)} at a tie that rounding breaks"
     notes = [*bugs[:3], *ties[:3]]
     value = float(len(bugs))
-    return subject.finding(name, not bugs, measured, "0, ties aside", value, positions, notes, unit="texts")
+    bound = "0, ties aside"
+    return subject.finding(name, not bugs, measured, bound, value, positions, notes, unit="texts", left_out=left_out)
 
 
 def _compare(

@@ -119,7 +119,9 @@ def audit(
         session = load_quietly(settings, plain=False, quiet=quiet)
         if control and session.sampling.mode is not Mode.EXACT:
             raise UsageError(f"--control is for mode exact, not {session.sampling.mode.value}")
-        document = _audited(session, asked, seeds=seeds, budget=budget, control=control, quiet=quiet)
+        document = _audited(
+            session, asked, seeds=seeds, budget=budget, batch=batch_size, control=control, quiet=quiet
+        )
         if as_json:
             write(json_text(document))
         else:
@@ -129,7 +131,7 @@ def audit(
 
 
 def _audited(
-    session: Session, asked: list[Prompt], *, seeds: int, budget: float, control: bool, quiet: bool
+    session: Session, asked: list[Prompt], *, seeds: int, budget: float, batch: int, control: bool, quiet: bool
 ) -> Audit | ControlAudit:
     from specgen.audit import control as controls
     from specgen.audit.auditor import Auditor
@@ -149,8 +151,10 @@ def _audited(
             if status is not None:
                 status.update(f"audit: {name}…")
 
-        auditor = Auditor(session.pair, prompts, seeds=seeds, budget=budget, progress=progress)
+        auditor = Auditor(session.pair, prompts, seeds=seeds, budget=budget, batch=batch, progress=progress)
         results = controls.control(auditor) if control else auditor.run()
+    if auditor.engine_note is not None:
+        tell_notes([auditor.engine_note], quiet)
     common = {
         **head(session),
         "kind": "audit",
@@ -158,6 +162,8 @@ def _audited(
         "prompts": [p.text for p in asked],
         "seeds": seeds,
         "budget_s": budget,
+        "batch_size": batch,
+        "engine": auditor.engine,
     }
     if isinstance(results, list):
         found = [{"rule": c.rule, "caught": c.caught, **_findings(c.result)} for c in results]

@@ -40,7 +40,8 @@ class Control(Findings):
 
 
 class _Audited(Head):
-    """prompts: their texts. seeds: how many each pooled check used. budget_s: null for no end."""
+    """prompts: their texts. seeds: how many each pooled check used. budget_s: null for no end. batch_size: prompts
+    that decoded together. engine: the one that was audited."""
 
     kind: Literal["audit"]
     profile: Free
@@ -48,6 +49,8 @@ class _Audited(Head):
     prompts: list[str]
     seeds: Size
     budget_s: Number
+    batch_size: Size = 1
+    engine: str | None = None
 
 
 class Audit(_Audited, Findings):

@@ -387,7 +387,7 @@ class RowTables:
     """`TableModel` for several rows."""
 
     def __init__(self, table: Tensor, role: str = "target", model: Any = TableModel) -> None:
-        self.role, self.vocabulary = role, table.shape[-1]
+        self.role, self.vocabulary, self.context = role, table.shape[-1], None
         self.new = lambda: model(table, role)
 
     @property
