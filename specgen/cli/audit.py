@@ -29,7 +29,7 @@ from specgen.cli.options import (
     TypicalEpsilon,
     sampling_flags,
 )
-from specgen.cli.output import EXIT_FAILED, guarded, load_quietly, moving, stderr_console, write
+from specgen.cli.output import EXIT_FAILED, guarded, load_quietly, moving, stderr_console, tell_notes, write
 from specgen.errors import UsageError
 from specgen.profiles.read import DEFAULT_PROFILE
 from specgen.prompts.audit import PROMPTS

@@ -484,7 +484,7 @@ def test_cache_list_and_clear(tmp_path: Path, here: Here) -> None:
     (entry / "specgen.json").write_text(json.dumps({"source": "here.gguf", "when": "2026-01-02T03:04:05+00:00"}))
     listed = process(tmp_path, "cache", "list")
     assert listed.stdout.split() == ["some-model-0123", "3", "MB", "2026-01-02T03:04:05+00:00", "from", "here.gguf"]
-    assert listed.stderr == f"1 in {entry.parent}\n"
+    assert listed.stderr == f"1 in {tmp_path / 'cache'}\n"
     refused(here(tmp_path, "cache", "clear", "other"), 2, "other: no such entry")
     cleared = process(tmp_path, "cache", "clear")
     assert (cleared.returncode, cleared.stdout, cleared.stderr) == (0, "", "freed 3 MB\n")
