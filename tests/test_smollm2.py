@@ -16,9 +16,11 @@ import yaml
 from rich.table import Table
 
 from specgen.decoding.generation import Generation
+from specgen.decoding.result import result_of
 from specgen.decoding.self_check import CheckResult, SelfCheck, drift_bound
 from specgen.profiles.read import load_profile
 from specgen.report import run as run_module
+from specgen.results.document import plain_data
 from specgen.rounds.record import Origin
 from specgen.session import Session, load, load_session
 from specgen.settings import Mode
@@ -110,7 +112,9 @@ def cells(table: Table) -> dict[str, list[str]]:
 
 
 def summary_rows(generation: Generation, check: CheckResult, cost: dict[str, float] | None) -> dict[str, str]:
-    names, values = (column.cells for column in run_module.summary(generation, check, cost).columns)
+    result = result_of(generation, check, cost, prompt="x", name="x")
+    shown = run_module.summary(result, plain_data(generation.pair.sampling))
+    names, values = (column.cells for column in shown.columns)
     return {str(name): str(value) for name, value in zip(names, values, strict=True)}
 
 
